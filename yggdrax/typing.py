@@ -1,0 +1,33 @@
+"""Array aliases and the axis vocabulary used in every docstring.
+
+========  ==========================================================================
+``N``     number of particles, the leading axis of every leaf
+``d``     dimension of one particle, all floating leaves together
+``B``     rows of a minibatch
+``X``     particles ``(N, d)``; in general a pytree whose leaves are ``(N, ...)``
+``S``     scores ``(N, d)``, the gradient of log p at each particle
+``h``     bandwidth, in the units of X
+``u``     squared scaled distance ``|x - y|^2 / h^2``, without units
+========  ==========================================================================
+"""
+
+from typing import Any, TypeAlias
+
+import jax
+import numpy as np
+from jax.typing import ArrayLike as ArrayLike
+
+Array: TypeAlias = jax.Array
+"""Any array."""
+
+Key: TypeAlias = jax.Array
+"""A random key, typed (``jax.random.key``) or legacy."""
+
+PyTree: TypeAlias = Any
+"""A nest of arrays."""
+
+ParticleTree: TypeAlias = Any
+"""A nest of arrays, each with the leading axis N."""
+
+Number: TypeAlias = "float | int | np.number | Array"
+"""A number given by the user: Python, NumPy, or a traced scalar."""
