@@ -1,0 +1,539 @@
+"""The public class: which steps to save, which to keep, which one to restore."""
+
+import json
+import operator
+import os
+import pathlib
+import time
+import warnings
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, Literal, SupportsIndex
+
+import jax
+
+from yggdrax.checkpoint import folder as folders
+from yggdrax.checkpoint.errors import (
+    CheckpointDamaged,
+    CheckpointMismatch,
+    CheckpointWarning,
+    CheckpointWriteError,
+    NoCheckpoint,
+)
+from yggdrax.checkpoint.folder import Manifest
+from yggdrax.checkpoint.keep import KeepPolicy
+from yggdrax.checkpoint.lock import DirectoryLock
+from yggdrax.checkpoint.manifest import (
+    array_names,
+    compare,
+    describe,
+    digest,
+    rebuild,
+    snapshot,
+)
+from yggdrax.checkpoint.settings import current_settings, differences
+from yggdrax.checkpoint.values import check_json, fingerprint, first_difference, numbers
+from yggdrax.checkpoint.writer import BackgroundWrite
+
+__all__ = ["Checkpointer"]
+
+
+class Checkpointer:
+    """Saves states of a run into a directory and restores them bit for bit.
+
+    A state is any pytree of JAX and NumPy arrays, random keys (typed or legacy), numbers and
+    strings. It should hold everything that the next step needs: particles, optimizer state, key,
+    step, position in the data. What comes back is indistinguishable from what was saved: values,
+    dtypes, weak types, container types and key implementations, so a jitted step that ran before
+    does not compile again.
+
+    A step appears under its number only when it is whole and on the disk, so a kill at any moment
+    loses no more than the steps since the last completed save. Nothing is deleted that this class
+    did not write: stray and damaged folders are skipped, or moved aside when their name is needed,
+    with a warning. Directories are on a local or mounted file system; a state lives in one process.
+
+    Example:
+      >>> import tempfile
+      >>> import jax, jax.numpy as jnp
+      >>> directory = tempfile.mkdtemp()
+      >>> state = {"key": jax.random.key(1), "x": jnp.arange(3.0)}
+      >>> with Checkpointer(directory) as checkpointer:
+      ...     checkpointer.save(7, state, metrics={"loss": 0.5})
+      True
+      >>> with Checkpointer(directory) as checkpointer:
+      ...     again = checkpointer.restore(state)
+      ...     checkpointer.restored_step
+      7
+      >>> again["x"].tolist()
+      [0.0, 1.0, 2.0]
+    """
+
+    def __init__(
+        self,
+        directory: str | os.PathLike[str],
+        *,
+        save_every: int | Callable[[int], bool] = 1,
+        keep_latest: int | None = 3,
+        keep_every: int | None = None,
+        best: str | None = None,
+        best_mode: Literal["min", "max"] = "min",
+        keep_best: int = 1,
+        config: Mapping[str, Any] | None = None,
+        asynchronous: bool = True,
+        read_only: bool = False,
+    ):
+        """Opens a directory, creates it if needed, and locks it against other writers.
+
+        Args:
+          directory: the run's checkpoint directory. ``~`` and relative paths are resolved here,
+            once.
+          save_every: :meth:`save` skips steps that are not a multiple of it; or a function of the
+            step that says whether to save.
+          keep_latest: how many of the newest steps to keep; None keeps all.
+          keep_every: steps that are a multiple of it are kept as well.
+          best: name of a metric; the ``keep_best`` steps with its best values are kept besides
+            the latest ones. Steps whose value is NaN are never the best.
+          best_mode: whether the smallest (``"min"``) or the largest (``"max"``) value is best.
+          keep_best: how many of the best to keep.
+          config: configuration of the run in JSON types. It is saved with its fingerprint, and
+            :meth:`restore` refuses a checkpoint of another configuration, naming the field.
+          asynchronous: write in the background while the program computes. The state is copied
+            before :meth:`save` returns, so it may be donated at once. An error of the writer is
+            raised by the next call of any method, :meth:`close` at the latest.
+          read_only: only restore. No lock is taken and nothing is created, so it may be used
+            while another process writes.
+
+        Raises:
+          ValueError: an option out of range, a URL, or the folder of a single step.
+          CheckpointLocked: another process or Checkpointer writes to the directory.
+          CheckpointWriteError: the directory cannot be created or written.
+        """
+        self._root = _resolve(directory)
+        self._due = _save_policy(save_every)
+        self._keep = KeepPolicy(keep_latest, keep_every, best, best_mode, keep_best)
+        if config is not None:
+            check_json(config, "config")
+        self._config = None if config is None else json.loads(json.dumps(config))
+        self._asynchronous = asynchronous
+        self._write: BackgroundWrite | None = None
+        self._notes: list[str] = []
+        self._noted: set[str] = set()
+        self._damaged: set[int] = set()
+        self._lock: DirectoryLock | None = None
+        self._closed = False
+        self.restored_step: int | None = None
+        """The step of the last :meth:`restore`; None before."""
+        if (self._root / folders.MANIFEST).is_file():
+            raise ValueError(
+                f"{self._root} is the folder of one step. Open {self._root.parent} and restore "
+                f"step {int(self._root.name) if self._root.name.isdigit() else '...'}."
+            )
+        if not read_only:
+            try:
+                self._root.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise CheckpointWriteError(
+                    f"{self._root} cannot be created: {error.strerror}. Choose another directory."
+                ) from error
+            self._lock = DirectoryLock(self._root)
+            folders.clean_scratch(self._root)
+
+    @property
+    def directory(self) -> pathlib.Path:
+        """The absolute path of the run's checkpoint directory."""
+        return self._root
+
+    def save(
+        self,
+        step: SupportsIndex,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        force: bool = False,
+    ) -> bool:
+        """Saves the state after ``step`` steps, if it is due.
+
+        Waits for the previous save if that is still being written. The arrays are copied to host
+        memory before it returns.
+
+        Args:
+          step: number of steps completed, at least 0, larger than that of any whole checkpoint
+            in the directory.
+          state: any pytree of arrays, keys, numbers and strings.
+          metrics: numbers by name, for ``best`` and for :meth:`info`.
+          metadata: anything else in JSON types; :meth:`metadata` returns it.
+          force: save even if ``save_every`` says no.
+
+        Returns:
+          True if the state is being saved or was written. False if it is not due, or if this
+          very state is already saved under this step.
+
+        Raises:
+          ValueError: a step below the newest saved one; the newest one with other values; a
+            donated array.
+          TypeError: a leaf that cannot be saved, by name; values that are not JSON.
+          CheckpointWriteError: this save (``asynchronous=False``) or the previous one failed.
+          RuntimeError: closed or opened with ``read_only=True``.
+        """
+        number = _step_number(step)
+        self._check_open()
+        if self._lock is None:
+            raise RuntimeError(f"{self._root} was opened with read_only=True; it saves nothing.")
+        if not force and not self._due(number):
+            if self._write is not None and not self._write.running():
+                self.wait()
+            return False
+        self.wait()
+        values = numbers(metrics or {})
+        self._keep.check_metrics(values)
+        check_json(metadata or {}, "metadata")
+        if jax.process_count() > 1:
+            raise RuntimeError("Checkpointer saves states of one process; this run has several.")
+        newest = self.latest_step()
+        if newest is not None and number < newest:
+            raise ValueError(
+                f"Step {number} is below the newest one in {self._root}, which is {newest}. To go "
+                f"on from an older step call rewind({number}) first, or start the run in a new "
+                f"directory."
+            )
+        entries, arrays = snapshot(state)
+        if number == newest:
+            self._check_same(number, entries, arrays)
+            return False
+        self._make_room(number)
+        manifest = Manifest(
+            step=number,
+            entries=entries,
+            files={},
+            metrics=values,
+            metadata=dict(metadata or {}),
+            config=self._config,
+            settings=current_settings(),
+            time=time.time(),
+        )
+
+        def write() -> None:
+            try:
+                folders.write_step(self._root, manifest, arrays)
+            except Exception as error:  # Orbax and TensorStore raise many types
+                folders.clean_scratch(self._root)
+                raise CheckpointWriteError(
+                    f"Step {number} could not be written to {self._root}: {error}. The state in "
+                    f"memory and the earlier checkpoints are untouched; make room or repair the "
+                    f"permissions and save again."
+                ) from error
+            self._damaged.discard(number)
+            self._notes += self._keep.apply(self._root)
+
+        self._write = BackgroundWrite(write, f"saving step {number} to {self._root}")
+        if not self._asynchronous:
+            self.wait()
+        return True
+
+    def restore(self, like: Any, step: SupportsIndex | None = None) -> Any:
+        """Returns a saved state, in the containers of ``like`` and placed where ``like`` is.
+
+        Everything is compared with ``like`` first: names, container types, shapes and dtypes.
+        Values, weak types and key implementations are those that were saved. A leaf of ``like``
+        that is a JAX array decides devices and sharding, one that is a NumPy array asks for
+        NumPy; with ``jax.ShapeDtypeStruct`` (as from ``jax.eval_shape``) arrays go to the default
+        device.
+
+        Args:
+          like: the state as the program would start with, concrete or abstract.
+          step: which one; the newest whole one if None. A damaged one is then skipped with a
+            warning, and the next older one is used.
+
+        Returns:
+          The state.
+
+        Raises:
+          NoCheckpoint: there is none, or not that one.
+          CheckpointMismatch: names the first entry that differs and shows both sides.
+          CheckpointDamaged: the step that was asked for is damaged.
+          CheckpointError: a later version of yggdrax wrote it.
+        """
+        self._check_open()
+        self.wait()
+        expected = describe(like)
+        if step is not None:
+            return self._restore_step(_step_number(step), like, expected)
+        for number in reversed(folders.numbered_folders(self._root)):
+            if self._read_manifest(number) is None:
+                continue
+            try:
+                return self._restore_step(number, like, expected)
+            except CheckpointDamaged as error:
+                self._damaged.add(number)
+                self._note(f"{error}. It is skipped, and the newest whole step is used.")
+        raise NoCheckpoint(self._nothing_here())
+
+    def latest_step(self) -> int | None:
+        """Returns the newest whole step on the disk, or None.
+
+        Waits for a step that is still being written. Files are checked for presence and size
+        here, their contents in :meth:`restore`.
+
+        Raises:
+          CheckpointWriteError: the last save failed.
+        """
+        self._check_open()
+        self.wait()
+        for number in reversed(folders.numbered_folders(self._root)):
+            if self._read_manifest(number) is not None:
+                return number
+        return None
+
+    def steps(self) -> list[int]:
+        """Returns all whole steps on the disk, ascending, like :meth:`latest_step`."""
+        self._check_open()
+        self.wait()
+        numbered = folders.numbered_folders(self._root)
+        return [number for number in numbered if self._read_manifest(number) is not None]
+
+    def metadata(self, step: SupportsIndex | None = None) -> dict[str, Any]:
+        """Returns the ``metadata`` given to :meth:`save`.
+
+        Args:
+          step: which one; the newest whole one if None.
+
+        Raises:
+          NoCheckpoint: there is none, or not that one.
+        """
+        return self._manifest(step).metadata
+
+    def info(self, step: SupportsIndex | None = None) -> dict[str, Any]:
+        """Returns what else was recorded with a step, in JSON types.
+
+        Args:
+          step: which one; the newest whole one if None.
+
+        Returns:
+          ``step``, ``time`` (seconds since 1970), ``metrics``, ``config``, ``fingerprint``,
+          ``settings`` (machine, versions, options), ``format_version``, ``leaves`` (name to type
+          and shape), ``bytes`` (on the disk).
+
+        Raises:
+          NoCheckpoint: there is none, or not that one.
+        """
+        manifest = self._manifest(step)
+        return {
+            "step": manifest.step,
+            "time": manifest.time,
+            "metrics": manifest.metrics,
+            "config": manifest.config,
+            "fingerprint": None if manifest.config is None else fingerprint(manifest.config),
+            "settings": manifest.settings,
+            "format_version": folders.FORMAT_VERSION,
+            "leaves": {e.name: str(e) for e in manifest.entries if e.kind != "node"},
+            "bytes": sum(manifest.files.values()),
+        }
+
+    def rewind(self, step: SupportsIndex) -> None:
+        """Deletes the whole steps above ``step``, so that a run can go on from an older one.
+
+        Args:
+          step: the newest step to keep.
+
+        Raises:
+          CheckpointWriteError: a step could not be deleted.
+          RuntimeError: closed or opened with ``read_only=True``.
+        """
+        number = _step_number(step)
+        self._check_open()
+        if self._lock is None:
+            raise RuntimeError(f"{self._root} was opened with read_only=True; it deletes nothing.")
+        self.wait()
+        for newer in [saved for saved in self.steps() if saved > number][::-1]:
+            try:
+                kept = folders.delete_step(self._root, newer)
+            except OSError as error:
+                raise CheckpointWriteError(
+                    f"Step {newer} could not be deleted from {self._root}: {error}"
+                ) from error
+            if kept is not None:
+                raise CheckpointWriteError(f"{kept} Move it away by hand.")
+
+    def wait(self) -> None:
+        """Blocks until nothing is being written, and raises what the writer raised.
+
+        Raises:
+          CheckpointWriteError: the last save failed.
+        """
+        write, self._write = self._write, None
+        if write is not None:
+            write.wait()
+        notes, self._notes = self._notes, []
+        for note in notes:
+            self._note(note)
+
+    def close(self) -> None:
+        """Finishes the last save and gives the directory free; a second call does nothing.
+
+        Raises:
+          CheckpointWriteError: the last save failed.
+        """
+        if self._closed:
+            return
+        try:
+            self.wait()
+        finally:
+            self._closed = True
+            if self._lock is not None:
+                self._lock.release()
+
+    def __enter__(self) -> "Checkpointer":
+        """Returns itself."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes. An error on its way out of the block is not replaced by one of the writer."""
+        try:
+            self.close()
+        except CheckpointWriteError as late:
+            if error is None:
+                raise
+            error.add_note(f"Besides, {late}")
+
+    # ------------------------------------------------------------------ helpers
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise RuntimeError(f"This Checkpointer of {self._root} is closed; open a new one.")
+
+    def _note(self, text: str) -> None:
+        if text not in self._noted:
+            self._noted.add(text)
+            warnings.warn(text, CheckpointWarning, stacklevel=4)
+
+    def _read_manifest(self, number: int) -> Manifest | None:
+        """Returns the manifest of a whole step; a damaged one is said to be skipped, once."""
+        if number in self._damaged:
+            return None
+        try:
+            return folders.read_manifest(folders.step_folder(self._root, number))
+        except CheckpointDamaged as error:
+            self._note(f"{error}. This step is skipped.")
+            return None
+
+    def _manifest(self, step: SupportsIndex | None) -> Manifest:
+        self._check_open()
+        self.wait()
+        number = self.latest_step() if step is None else _step_number(step)
+        if number is None or number not in folders.numbered_folders(self._root):
+            raise NoCheckpoint(self._nothing_here(number))
+        return folders.read_manifest(folders.step_folder(self._root, number))
+
+    def _nothing_here(self, step: int | None = None) -> str:
+        if step is not None:
+            return f"There is no step {step} in {self._root}; there are {self.steps()}."
+        if not self._root.is_dir():
+            return f"There is no checkpoint in {self._root}: the directory does not exist."
+        below = [p.name for p in sorted(self._root.iterdir()) if folders.looks_like_a_run(p)]
+        hint = f" Did you mean {self._root / below[0]}?" if below else ""
+        return f"There is no checkpoint in {self._root}.{hint}"
+
+    def _restore_step(self, number: int, like: Any, expected: list[Any]) -> Any:
+        if number not in folders.numbered_folders(self._root):
+            raise NoCheckpoint(self._nothing_here(number))
+        path = folders.step_folder(self._root, number)
+        manifest = folders.read_manifest(path)
+        self._check_config(manifest, path)
+        compare(manifest.entries, expected, str(path))
+        arrays = folders.read_step(path, manifest)
+        leaves, structure = jax.tree.flatten(like)
+        saved = [
+            (entry, array)
+            for entry, array in zip(manifest.entries, arrays, strict=True)
+            if entry.kind != "node"
+        ]
+        restored = [
+            rebuild(entry, array, leaf) for (entry, array), leaf in zip(saved, leaves, strict=True)
+        ]
+        self.restored_step = number
+        changed = differences(manifest.settings, current_settings())
+        if changed:
+            self._note(
+                f"{path} was saved under other settings ({'; '.join(changed)}). The state is "
+                f"equal bit for bit, but the steps that follow may round differently."
+            )
+        return jax.tree.unflatten(structure, restored)
+
+    def _check_config(self, manifest: Manifest, path: pathlib.Path) -> None:
+        if self._config is None or manifest.config is None:
+            return
+        difference = first_difference(manifest.config, self._config)
+        if difference is not None:
+            raise CheckpointMismatch(
+                f"{path} belongs to another configuration: {difference}. Use the configuration "
+                f"it was saved with, or another directory."
+            )
+
+    def _check_same(self, number: int, entries: list[Any], arrays: list[Any]) -> None:
+        path = folders.step_folder(self._root, number)
+        saved = folders.read_manifest(path).entries
+        compare(saved, entries, str(path))
+        names = array_names(entries)
+        for index in range(len(entries)):
+            old, new = saved[index], entries[index]
+            same = old.detail == new.detail and (
+                index not in names.values() or digest(arrays[index]) == old.sha256
+            )
+            if not same:
+                raise ValueError(
+                    f"Step {number} is already saved in {self._root} with another value of "
+                    f"{new.name or 'the state'}. To replace it call rewind({number - 1}) first, "
+                    f"or use another directory."
+                )
+
+    def _make_room(self, number: int) -> None:
+        """Moves aside what stands where a step is to go; it is never a whole step of ours."""
+        path = folders.step_folder(self._root, number)
+        if not os.path.lexists(path):
+            return
+        for suffix in ("aside", *(f"aside-{n}" for n in range(2, 10_000))):
+            target = path.with_name(f"{path.name}.{suffix}")
+            if not os.path.lexists(target):
+                break
+        try:
+            os.rename(path, target)
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"{path} is in the way of step {number} and cannot be moved: {error.strerror}. "
+                f"Move it away by hand."
+            ) from error
+        self._damaged.discard(number)
+        self._note(f"{path} was not a whole checkpoint; it is now {target.name}.")
+
+
+def _resolve(directory: str | os.PathLike[str]) -> pathlib.Path:
+    text = os.fspath(directory)
+    if "://" in text:
+        raise ValueError(f"{text!r} is a URL; give a directory of a mounted file system.")
+    return pathlib.Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def _step_number(step: SupportsIndex) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise TypeError(f"step must be an integer, not {step!r}.") from error
+    if number < 0 or isinstance(step, bool):
+        raise ValueError(f"step is the number of steps completed, at least 0, not {step!r}.")
+    return number
+
+
+def _save_policy(save_every: int | Callable[[int], bool]) -> Callable[[int], bool]:
+    if callable(save_every):
+        return save_every
+    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
+        raise ValueError(
+            f"save_every must be a positive integer or a function of the step, not {save_every!r}."
+        )
+    return lambda step: step % save_every == 0
