@@ -1,1 +1,55 @@
-"""."""
+"""Log densities as Flax modules: toy targets, networks, priors, likelihoods, prediction."""
+
+from yggdrax.targets import likelihoods, priors
+from yggdrax.targets.base import LogDensity, Target
+from yggdrax.targets.likelihoods import (
+    Bernoulli,
+    Categorical,
+    GaussianNoise,
+    HeteroscedasticGaussian,
+    Likelihood,
+    Poisson,
+)
+from yggdrax.targets.modules import LinenNetwork, NNXNetwork
+from yggdrax.targets.network import BayesianNetwork
+from yggdrax.targets.prediction import Predictive, predict
+from yggdrax.targets.priors import (
+    CentredGaussianPrior,
+    GaussianPrior,
+    LeafPriors,
+    Prior,
+    SpikeWarning,
+    StudentTPrior,
+)
+from yggdrax.targets.regression import LogisticRegression
+from yggdrax.targets.toy import Banana, Funnel, Gaussian, Mixture, ToyTarget
+
+__all__ = [
+    "Banana",
+    "BayesianNetwork",
+    "Bernoulli",
+    "Categorical",
+    "CentredGaussianPrior",
+    "Funnel",
+    "Gaussian",
+    "GaussianNoise",
+    "GaussianPrior",
+    "HeteroscedasticGaussian",
+    "LeafPriors",
+    "Likelihood",
+    "LinenNetwork",
+    "LogDensity",
+    "LogisticRegression",
+    "Mixture",
+    "NNXNetwork",
+    "Poisson",
+    "Predictive",
+    "Prior",
+    "SpikeWarning",
+    "StudentTPrior",
+    "Target",
+    "ToyTarget",
+    "likelihoods",
+    "predict",
+    "priors",
+]
