@@ -6,6 +6,7 @@ import os
 import pathlib
 import time
 import warnings
+import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex
@@ -136,6 +137,7 @@ class Checkpointer:
                     f"{self._root} cannot be created: {error.strerror}. Choose another directory."
                 ) from error
             self._lock = DirectoryLock(self._root)
+            weakref.finalize(self, self._lock.release)
             folders.clean_scratch(self._root)
 
     @property
@@ -223,7 +225,6 @@ class Checkpointer:
                     f"memory and the earlier checkpoints are untouched; make room or repair the "
                     f"permissions and save again."
                 ) from error
-            self._damaged.discard(number)
             self._notes += self._keep.apply(self._root)
 
         self._write = BackgroundWrite(write, f"saving step {number} to {self._root}")
@@ -361,9 +362,10 @@ class Checkpointer:
         Raises:
           CheckpointWriteError: the last save failed.
         """
-        write, self._write = self._write, None
-        if write is not None:
-            write.wait()
+        if self._write is not None:
+            self._write.join()  # a Ctrl-C here leaves the write where it can be waited for again
+            write, self._write = self._write, None
+            write.raise_error()
         notes, self._notes = self._notes, []
         for note in notes:
             self._note(note)

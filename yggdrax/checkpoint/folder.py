@@ -102,9 +102,10 @@ def numbered_folders(root: pathlib.Path) -> list[int]:
 
 def looks_like_a_run(folder: pathlib.Path) -> bool:
     """Whether a folder holds at least one step with a manifest."""
-    return folder.is_dir() and any(
-        (step_folder(folder, step) / MANIFEST).is_file() for step in numbered_folders(folder)
-    )
+    with contextlib.suppress(OSError):
+        steps = numbered_folders(folder)
+        return any((step_folder(folder, step) / MANIFEST).is_file() for step in steps)
+    return False
 
 
 def read_manifest(folder: pathlib.Path) -> Manifest:

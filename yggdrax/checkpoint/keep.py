@@ -90,7 +90,11 @@ class KeepPolicy:
         if self.latest is None:
             return []
         metrics = {}
-        for step in folders.numbered_folders(root):
+        try:
+            steps = folders.numbered_folders(root)
+        except OSError as error:
+            return [f"Old steps in {root} could not be deleted: {error}"]
+        for step in steps:
             try:
                 metrics[step] = folders.read_manifest(folders.step_folder(root, step)).metrics
             except CheckpointError:

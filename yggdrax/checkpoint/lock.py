@@ -24,6 +24,10 @@ def _close_inherited() -> None:
     _held_descriptors.clear()
 
 
+def _identity() -> str:
+    return f"process {os.getpid()} on {socket.gethostname()}"
+
+
 os.register_at_fork(after_in_child=_close_inherited)
 
 
@@ -58,6 +62,8 @@ class DirectoryLock:
         except BlockingIOError:
             holder = os.pread(self._descriptor, 200, 0).decode(errors="replace").strip()
             os.close(self._descriptor)
+            if holder == _identity():
+                holder = "another Checkpointer of this process"
             raise CheckpointLocked(
                 f"{directory} is being written by {holder or 'another process'}. Wait for it, "
                 f"close that Checkpointer, choose another directory, or open this one with "
@@ -74,9 +80,7 @@ class DirectoryLock:
         # The message for the next one; a full disk must not keep anybody from opening.
         with contextlib.suppress(OSError):
             os.ftruncate(self._descriptor, 0)
-            os.pwrite(
-                self._descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
-            )
+            os.pwrite(self._descriptor, _identity().encode(), 0)
 
     def release(self) -> None:
         """Gives the lock back; a second call does nothing."""

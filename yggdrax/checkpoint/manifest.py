@@ -16,7 +16,7 @@ import jax
 import numpy as np
 from jax._src.lax.lax import _convert_element_type  # no public call makes an array weakly typed
 from jax.core import Tracer
-from jax.tree_util import default_registry, keystr
+from jax.tree_util import default_registry, keystr, tree_flatten_with_path
 
 from yggdrax.checkpoint.errors import CheckpointMismatch
 
@@ -81,13 +81,14 @@ class Entry:
 
 def _walk(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, str | None]]:
     """Yields name, value and container type (None for a leaf), in the order of jax.tree.leaves."""
-    level = default_registry.flatten_one_level_with_keys(tree)
-    if level is None:
+    if default_registry.flatten_one_level(tree) is None:
         yield keystr(path), tree, None
         return
     yield keystr(path), tree, type(tree).__qualname__
-    for key, child in level[0]:
-        yield from _walk(child, (*path, key))
+    # Not flatten_one_level_with_keys: jax 0.10.1 gives all fields of a named tuple one name there.
+    children, _ = tree_flatten_with_path(tree, is_leaf=lambda node: node is not tree)
+    for key, child in children:
+        yield from _walk(child, (*path, *key))
 
 
 def _is_key(leaf: Any) -> bool:
@@ -160,8 +161,8 @@ def snapshot(tree: Any) -> tuple[list[Entry], list[np.ndarray | None]]:
     """
     entries, arrays = [], []
     values = [(name, value, node) for name, value, node in _walk(tree)]
-    for _, value, node in values:
-        if node is None and isinstance(value, jax.Array) and not value.is_deleted():
+    for _, value, _ in values:
+        if isinstance(value, jax.Array) and not (isinstance(value, Tracer) or value.is_deleted()):
             if not value.is_fully_addressable:
                 raise ValueError("A state spread over several processes cannot be saved.")
             if not _is_key(value):

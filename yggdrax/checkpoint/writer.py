@@ -20,16 +20,16 @@ class BackgroundWrite:
           function: what to run.
           label: what the message says when the program ends without having waited.
         """
-        self._function = function
         self._label = label
         self._error: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name=label)
+        # The thread forgets the function, and with it the copied arrays, when it has run.
+        self._thread = threading.Thread(target=self._run, args=(function,), name=label)
         _unfinished.add(self)
         self._thread.start()
 
-    def _run(self) -> None:
+    def _run(self, function: Callable[[], None]) -> None:
         try:
-            self._function()
+            function()
         except BaseException as error:
             self._error = error
 
@@ -37,9 +37,12 @@ class BackgroundWrite:
         """Whether the function has not returned yet."""
         return self._thread.is_alive()
 
-    def wait(self) -> None:
-        """Blocks until the function has returned, and raises what it raised, once."""
+    def join(self) -> None:
+        """Blocks until the function has returned."""
         self._thread.join()
+
+    def raise_error(self) -> None:
+        """Raises what the function raised, once; to be called after :meth:`join`."""
         _unfinished.discard(self)
         error, self._error = self._error, None
         if error is not None:
