@@ -144,19 +144,25 @@ def test_64_bit_arrays_are_not_halved_where_64_bits_are_off(tmp_path):
         with Checkpointer(tmp_path) as checkpointer:
             checkpointer.save(1, value)
     assert value["x"].dtype == jnp.float64
-    with Checkpointer(tmp_path) as checkpointer:
-        with pytest.raises(CheckpointMismatch, match="jax_enable_x64"):
-            checkpointer.restore(like)
+    with (
+        Checkpointer(tmp_path) as checkpointer,
+        pytest.raises(CheckpointMismatch, match="jax_enable_x64"),
+    ):
+        checkpointer.restore(like)
 
 
 def test_another_configuration_is_refused_by_field(saved):
     config = {"seed": 1, "net": {"width": 20}}
-    with Checkpointer(saved, read_only=True, config=config) as checkpointer:
-        with pytest.raises(CheckpointMismatch, match=r"net\.width was 50 and is now 20"):
-            checkpointer.restore(state())
-    with Checkpointer(saved, read_only=True, config={"seed": 1}) as checkpointer:
-        with pytest.raises(CheckpointMismatch, match=r"net was .* and is now missing"):
-            checkpointer.restore(state())
+    with (
+        Checkpointer(saved, read_only=True, config=config) as checkpointer,
+        pytest.raises(CheckpointMismatch, match=r"net\.width was 50 and is now 20"),
+    ):
+        checkpointer.restore(state())
+    with (
+        Checkpointer(saved, read_only=True, config={"seed": 1}) as checkpointer,
+        pytest.raises(CheckpointMismatch, match=r"net was .* and is now missing"),
+    ):
+        checkpointer.restore(state())
     config = {"net": {"width": 50}, "seed": 1}
     with Checkpointer(saved, read_only=True, config=config) as checkpointer:
         assert_same(checkpointer.restore(state()), state())
