@@ -1,5 +1,16 @@
 """What two particles say to each other: radial kernels, their bounds, and bandwidth rules."""
 
+from yggdrax.kernels.bandwidth import BandwidthRule, MedianRule, check_positive, floor_of
 from yggdrax.kernels.radial import IMQ, RBF, Kernel, Radial, resolve_kernel
 
-__all__ = ["IMQ", "RBF", "Kernel", "Radial", "resolve_kernel"]
+__all__ = [
+    "IMQ",
+    "RBF",
+    "BandwidthRule",
+    "Kernel",
+    "MedianRule",
+    "Radial",
+    "check_positive",
+    "floor_of",
+    "resolve_kernel",
+]

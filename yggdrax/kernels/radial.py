@@ -9,7 +9,9 @@ from which gradients follow: the gradient of k in y is :math:`\kappa_1 (x - y) /
 """
 
 import dataclasses
+import math
 from collections.abc import Callable
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,9 +27,20 @@ class Kernel:
     (``optax.inject_hyperparams`` takes every callable for a schedule.)
     """
 
+    single_profile: ClassVar[bool] = False
+    """Whether all members of the family are one function, so that one matrix serves for all."""
+
     def kappa(self, m: int, u: Array) -> Array:
         """The m-th member of the family at squared scaled distances ``u``; same shape as ``u``."""
         raise NotImplementedError
+
+    def reach(self, dtype) -> float:
+        """The ``u`` beyond which every member of the family underflows to 0; inf if there is none.
+
+        Pairs further apart than that may be left out of a sum without changing a bit of it.
+        """
+        del dtype
+        return float("inf")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,10 +52,17 @@ class RBF(Kernel):
       1.0
     """
 
+    single_profile: ClassVar[bool] = True
+
     def kappa(self, m: int, u: Array) -> Array:
         """``exp(-u / 2)`` for every ``m``."""
         del m
         return jnp.exp(-0.5 * u)
+
+    def reach(self, dtype) -> float:
+        """Where ``exp(-u / 2)`` is less than half the smallest subnormal number."""
+        info = jnp.finfo(dtype)
+        return 2.0 * (math.log(2) - math.log(float(info.smallest_subnormal)))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,162 @@
+r"""Bandwidth rules: how h follows from the particles.
+
+Rules are objects without ``__call__``: a plain callable given to ``svgd`` is an Optax schedule.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from yggdrax.typing import Array, Number
+
+__all__ = ["BandwidthRule", "MedianRule", "check_positive", "floor_of"]
+
+# All distinct pairs are used up to this N; above, a fixed sample of pairs.
+ALL_PAIRS = 512
+# Odd, so that the sample has one middle. The sampled median's rank has a standard deviation of
+# 0.5 / sqrt(65535) = 0.2 % of all pairs.
+SAMPLED_PAIRS = 65535
+_SEED = 20160815
+# Numbers gathered at a time, so that networks are never gathered 65535 times over.
+_GATHERED = 4_194_304
+
+
+def floor_of(dtype) -> float:
+    """The smallest bandwidth used: 1e-15 in float32, 1e-120 in float64."""
+    return 1e-15 if jnp.finfo(dtype).bits <= 32 else 1e-120
+
+
+def check_positive(value: Number, name: str) -> None:
+    """Raises ValueError if ``value`` is a concrete number that is not positive and finite.
+
+    Traced values pass; the step flags them by its status.
+    """
+    if isinstance(value, jax.core.Tracer):
+        return
+    if np.ndim(value) != 0:
+        raise ValueError(f"{name} must be one number, but its shape is {np.shape(value)}.")
+    if not (isinstance(value, (int, float, np.number, np.ndarray, jax.Array))) or isinstance(
+        value, bool
+    ):
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
+    number = float(value)
+    if not (math.isfinite(number) and number > 0):
+        raise ValueError(f"{name} must be positive and finite, not {number!r}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class MedianRule:
+    r"""The median rule of Liu and Wang (2016), over distinct pairs.
+
+    .. math:: h = \sqrt{ \mathrm{median}_{i<j} |x_i - x_j|^2 \,/\, (2 \ln (N + 1)) }
+
+    All pairs for N up to 512 (for an even count the two middle squared distances are averaged).
+    Above, the median of 65535 pairs drawn once from a fixed seed: the same pairs at every call and
+    on every device, within 1 % of the median in rank. The value is found by bisection, without a
+    sort. Its derivative is that of the pair that is the median.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> f"{MedianRule().bandwidth((jnp.array([[0.0], [1.0], [3.0], [7.0]]),)):.5f}"
+      '1.97062'
+    """
+
+    def bandwidth(self, leaves: Sequence[Array]) -> Array:
+        """h for particles given as matrices ``(N, d_l)``; ``()``, and 0 if the median is 0."""
+        n = leaves[0].shape[0]
+        if n == 1:
+            # No pair: any bandwidth gives phi = S.
+            return jnp.ones((), leaves[0].dtype)
+        median = _median_of_all(leaves) if n <= ALL_PAIRS else _median_of_sample(leaves)
+        # The square root's derivative at 0 is taken as 0, as at the floor.
+        positive = median > 0
+        root = jnp.sqrt(jnp.where(positive, median, 1) / (2 * math.log(n + 1)))
+        return jnp.where(positive | jnp.isnan(median), root + 0 * median, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class BandwidthRule:
+    """A user's own rule: ``fn(particles) -> h``, any traceable function of the particles' tree.
+
+    Example:
+      >>> rule = BandwidthRule(lambda particles: particles.std())
+    """
+
+    fn: Callable[..., Number]
+
+
+@functools.lru_cache(maxsize=32)
+def _sampled_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
+    rng = np.random.Generator(np.random.PCG64(_SEED))
+    left = rng.integers(0, n, SAMPLED_PAIRS)
+    right = (left + rng.integers(1, n, SAMPLED_PAIRS)) % n
+    return left.astype(np.int32), right.astype(np.int32)
+
+
+def _median_of_sample(leaves: Sequence[Array]) -> Array:
+    left, right = (jnp.asarray(side) for side in _sampled_pairs(leaves[0].shape[0]))
+
+    def squared_distance(pair):
+        i, j = pair
+        return sum(jnp.sum(jnp.square(leaf[i] - leaf[j])) for leaf in leaves)
+
+    dimension = sum(leaf.shape[1] for leaf in leaves)
+    if dimension * SAMPLED_PAIRS <= _GATHERED:
+        values = jax.vmap(squared_distance)((left, right))
+    else:
+        batch = max(1, _GATHERED // dimension)
+        values = jax.lax.map(squared_distance, (left, right), batch_size=batch)
+    return _kth_smallest(values, SAMPLED_PAIRS // 2)
+
+
+def _median_of_all(leaves: Sequence[Array]) -> Array:
+    n = leaves[0].shape[0]
+    distances = _all_squared_distances(leaves)
+    # Every pair stands twice in the symmetric matrix; its diagonal is moved out of the way.
+    off = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, distances).ravel()
+    count = n * (n - 1) // 2
+    lower = _kth_smallest(off, 2 * ((count - 1) // 2))
+    if count % 2:
+        return lower
+    return 0.5 * (lower + _kth_smallest(off, 2 * (count // 2)))
+
+
+def _all_squared_distances(leaves: Sequence[Array]) -> Array:
+    if sum(leaf.shape[1] for leaf in leaves) <= 16:
+        return sum(jnp.sum(jnp.square(leaf[:, None] - leaf[None]), axis=-1) for leaf in leaves)  # type: ignore[return-value]
+    # One matrix product on centred particles; what is lost in its rounding counts as coincident.
+    total, scale = 0.0, 0.0
+    for leaf in leaves:
+        centred = leaf - jnp.mean(leaf, axis=0)
+        squares = jnp.sum(jnp.square(centred), axis=1)
+        pair = squares[:, None] + squares[None]
+        gram = jnp.dot(centred, centred.T, precision=jax.lax.Precision.HIGHEST)
+        total, scale = total + (pair - 2 * gram), scale + pair
+    noise = 16 * float(jnp.finfo(leaves[0].dtype).eps)
+    return jnp.where(total > noise * scale, total, 0 * total)
+
+
+def _kth_smallest(values: Array, k: int) -> Array:
+    """The k-th smallest (from 0) of non-negative floats; NaN if any is NaN.
+
+    Non-negative floats order like the integers of the same bits, so the answer's bits are found
+    one by one, from the highest, by counting.
+    """
+    bits = jnp.finfo(values.dtype).bits
+    integer = {32: jnp.int32, 64: jnp.int64}[bits]
+    keys = jax.lax.bitcast_convert_type(jax.lax.stop_gradient(values), integer)
+
+    def step(i, answer):
+        candidate = answer | jax.lax.shift_left(
+            jnp.ones((), integer), (bits - 2 - i).astype(integer)
+        )
+        return jnp.where(jnp.sum(keys < candidate) <= k, candidate, answer)
+
+    answer = jax.lax.fori_loop(0, bits - 1, step, jnp.zeros((), integer))
+    value = values[jnp.argmax(keys == answer)]
+    return jnp.where(jnp.any(jnp.isnan(values)), jnp.nan, value)

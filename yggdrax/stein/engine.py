@@ -1,0 +1,41 @@
+"""What every engine of the sum over pairs looks like, and how one is asked for by name."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from yggdrax.kernels import Kernel
+from yggdrax.typing import Array
+
+__all__ = ["Engine", "SteinSum"]
+
+
+class SteinSum(NamedTuple):
+    """What an engine returns."""
+
+    phi: Array
+    """phi at every particle, ``(N, d)``, in the caller's order."""
+    status: Array
+    """Status bits, ``()`` int32."""
+
+
+class Engine:
+    r"""A way to compute phi. Subclasses are frozen dataclasses, hashable, without ``__call__``.
+
+    .. math::
+        \phi_i = \frac1N \sum_j \Big[ \kappa_0(u_{ij}) S_j
+                 + \kappa_1(u_{ij}) \frac{x_i - x_j}{h^2} \Big], \qquad
+        u_{ij} = |x_i - x_j|^2 / h^2 .
+    """
+
+    def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
+        """Computes phi for ``x`` and ``s`` of shape (N, d) and a bandwidth ``h`` of shape ().
+
+        Jittable, and differentiable in ``x``, ``s`` and ``h`` in reverse mode.
+        """
+        raise NotImplementedError
+
+
+def no_status() -> Array:
+    """The status of a sum that went well."""
+    return jnp.zeros((), jnp.int32)

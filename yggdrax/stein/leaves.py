@@ -1,0 +1,138 @@
+"""Particle trees as the matrices that engines work on, and back."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+
+from yggdrax.stein.pairs import Leaves
+from yggdrax.typing import Array, ParticleTree
+
+__all__ = ["ParticleLayout", "layout_of"]
+
+# Up to this dimension the leaves of a particle are put side by side in one (N, d) array, which
+# every engine can serve; beyond, the exact engine takes them leaf by leaf.
+JOIN_DIMENSIONS = 256
+
+
+@dataclasses.dataclass(frozen=True)
+class ParticleLayout:
+    """How a tree of particles maps to matrices. Static: shapes and dtypes only."""
+
+    structure: jax.tree_util.PyTreeDef
+    shapes: tuple[tuple[int, ...], ...]
+    dtypes: tuple[jnp.dtype, ...]
+    num_particles: int
+    dtype: jnp.dtype
+    """The dtype of distances and sums: float32 at least."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Numbers per particle in each leaf."""
+        sizes = []
+        for shape in self.shapes:
+            size = 1
+            for axis in shape[1:]:
+                size *= axis
+            sizes.append(size)
+        return tuple(sizes)
+
+    @property
+    def dimension(self) -> int:
+        """d, all leaves together."""
+        return sum(self.sizes)
+
+    @property
+    def joined(self) -> bool:
+        """Whether :meth:`flatten` gives one (N, d) matrix."""
+        return self.dimension <= JOIN_DIMENSIONS
+
+    def flatten(self, tree: ParticleTree) -> Leaves:
+        """Returns matrices ``(N, d_l)``: one if d is small, else one a leaf."""
+        matrices = [
+            jnp.asarray(leaf).astype(self.dtype).reshape(self.num_particles, size)
+            for leaf, size in zip(jax.tree.leaves(tree), self.sizes, strict=True)
+            if size
+        ]
+        if self.joined and len(matrices) > 1:
+            return (jnp.concatenate(matrices, axis=1),)
+        return tuple(matrices)
+
+    def restore(self, matrices: Leaves) -> ParticleTree:
+        """The inverse of :meth:`flatten`; every leaf gets its own shape and dtype."""
+        if self.joined:
+            (joined,) = matrices
+            pieces, start = [], 0
+            for size in self.sizes:
+                pieces.append(joined[:, start : start + size])
+                start += size
+        else:
+            rest = iter(matrices)
+            empty = jnp.zeros((self.num_particles, 0), self.dtype)
+            pieces = [next(rest) if size else empty for size in self.sizes]
+        leaves = [
+            piece.reshape(shape).astype(dtype)
+            for piece, shape, dtype in zip(pieces, self.shapes, self.dtypes, strict=True)
+        ]
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path) or "the array"
+
+
+def layout_of(particles: ParticleTree) -> ParticleLayout:
+    """Validates a tree of particles and returns its layout.
+
+    Raises:
+      ValueError: without a leaf, for N = 0, without or with differing leading axes.
+      TypeError: for a leaf that is not floating; the message names it.
+    """
+    named, structure = jax.tree_util.tree_flatten_with_path(particles)
+    if not named:
+        raise ValueError("particles have no leaves: pass arrays with a leading axis N.")
+    arrays: list[tuple[str, Array]] = [(_name(p), jnp.asarray(leaf)) for p, leaf in named]
+    for name, leaf in arrays:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            raise TypeError(
+                f"particles must be floating, but leaf {name} has dtype {leaf.dtype}: keep it out "
+                "of the particles, or convert it."
+            )
+        if leaf.ndim == 0:
+            raise ValueError(f"leaf {name} has no leading axis N: its shape is ().")
+    first, n = arrays[0][0], arrays[0][1].shape[0]
+    for name, leaf in arrays:
+        if leaf.shape[0] != n:
+            raise ValueError(
+                f"leaves disagree in the number of particles: {first} has {n}, {name} has "
+                f"{leaf.shape[0]} (the leading axis of every leaf is N)."
+            )
+    if n == 0:
+        raise ValueError("there are no particles: the leading axis has length 0.")
+    layout = ParticleLayout(
+        structure=structure,
+        shapes=tuple(leaf.shape for _, leaf in arrays),
+        dtypes=tuple(leaf.dtype for _, leaf in arrays),
+        num_particles=n,
+        dtype=jnp.result_type(jnp.float32, *(leaf.dtype for _, leaf in arrays)),
+    )
+    if layout.dimension == 0:
+        raise ValueError("particles have dimension 0: every leaf is empty.")
+    return layout
+
+
+def check_like(layout: ParticleLayout, particles: ParticleTree, other: ParticleTree, what: str):
+    """Raises ValueError, naming both sides, unless ``other`` has the particles' tree and shapes."""
+    structure = jax.tree.structure(other)
+    if structure != layout.structure:
+        raise ValueError(
+            f"{what} and particles are different trees.\n  {what}: {structure}\n"
+            f"  particles: {layout.structure}"
+        )
+    paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(particles)[0]]
+    for path, shape, leaf in zip(paths, layout.shapes, jax.tree.leaves(other), strict=True):
+        if jnp.shape(leaf) != shape:
+            raise ValueError(
+                f"{what} and particles differ in shape at {_name(path)}: {jnp.shape(leaf)} "
+                f"against {shape}. Each particle has a gradient of its own (leading axis N)."
+            )
