@@ -334,7 +334,7 @@ def test_a_later_format_is_refused_by_name_and_not_skipped(tmp_path):
 def test_leftovers_of_a_kill_are_removed_and_nothing_else(tmp_path):
     fill(tmp_path, 10)
     scratch = tmp_path / ".yggdrax-tmp"
-    for name in ("00000020-0123456789ab", "00000020-0123456789ab.orbax-checkpoint-tmp"):
+    for name in ("00000020-0123456789ab/step", "00000020-0123456789ac/step.orbax-checkpoint-tmp"):
         (scratch / name / "state").mkdir(parents=True)
     (scratch / "mine").mkdir()
     (scratch / "mine" / "notes.txt").write_text("mine")

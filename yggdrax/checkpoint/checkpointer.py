@@ -1,6 +1,5 @@
 """The public class: which steps to save, which to keep, which one to restore."""
 
-import json
 import operator
 import os
 import pathlib
@@ -33,7 +32,7 @@ from yggdrax.checkpoint.manifest import (
     snapshot,
 )
 from yggdrax.checkpoint.settings import current_settings, differences
-from yggdrax.checkpoint.values import check_json, fingerprint, first_difference, numbers
+from yggdrax.checkpoint.values import fingerprint, first_difference, json_copy, numbers
 from yggdrax.checkpoint.writer import BackgroundWrite
 
 __all__ = ["Checkpointer"]
@@ -112,9 +111,7 @@ class Checkpointer:
         self._root = _resolve(directory)
         self._due = _save_policy(save_every)
         self._keep = KeepPolicy(keep_latest, keep_every, best, best_mode, keep_best)
-        if config is not None:
-            check_json(config, "config")
-        self._config = None if config is None else json.loads(json.dumps(config))
+        self._config = None if config is None else json_copy(config, "config")
         self._asynchronous = asynchronous
         self._write: BackgroundWrite | None = None
         self._notes: list[str] = []
@@ -189,7 +186,7 @@ class Checkpointer:
         self.wait()
         values = numbers(metrics or {})
         self._keep.check_metrics(values)
-        check_json(metadata or {}, "metadata")
+        notes = json_copy(metadata or {}, "metadata")
         if jax.process_count() > 1:
             raise RuntimeError("Checkpointer saves states of one process; this run has several.")
         newest = self.latest_step()
@@ -209,7 +206,7 @@ class Checkpointer:
             entries=entries,
             files={},
             metrics=values,
-            metadata=dict(metadata or {}),
+            metadata=notes,
             config=self._config,
             settings=current_settings(),
             time=time.time(),

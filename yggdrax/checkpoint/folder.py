@@ -45,7 +45,7 @@ FORMAT_VERSION = 1
 MANIFEST = "yggdrax.json"
 SCRATCH = ".yggdrax-tmp"
 
-_LEFTOVER = re.compile(r"\d{8,}-[0-9a-f]{12}(\.orbax-checkpoint-tmp.*)?")
+_LEFTOVER = re.compile(r"\d{8,}-[0-9a-f]{12}")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -204,16 +204,24 @@ def write_step(
         assert array is not None
         entries[index] = dataclasses.replace(entries[index], sha256=digest(array))
         stored[name] = array
-    scratch = root / SCRATCH
-    scratch.mkdir(exist_ok=True)
-    work = scratch / f"{manifest.step:08d}-{secrets.token_hex(6)}"
+    # A disk that is full or read-only shows here, before Orbax has started its threads.
+    scratch = _new_scratch(root, manifest.step)
+    work = scratch / "step"
     orbax_arrays.write_arrays(work, stored)
     manifest = dataclasses.replace(manifest, entries=entries, files=_files(work))
     (work / MANIFEST).write_text(manifest.dumps())
     _flush(work)
     os.rename(work, step_folder(root, manifest.step))
     _flush_one(root)
+    shutil.rmtree(scratch, ignore_errors=True)
     return manifest
+
+
+def _new_scratch(root: pathlib.Path, step: int) -> pathlib.Path:
+    folder = root / SCRATCH / f"{step:08d}-{secrets.token_hex(6)}"
+    folder.parent.mkdir(exist_ok=True)
+    folder.mkdir()
+    return folder
 
 
 def _files(folder: pathlib.Path) -> dict[str, int]:
@@ -254,16 +262,15 @@ def delete_step(root: pathlib.Path, step: int) -> str | None:
     if foreign or folder.is_symlink():
         return f"{folder} is kept: {foreign[0] if foreign else 'the link'} is not part of it."
     # Renamed first, so that a kill in the middle leaves a leftover and no half step.
-    doomed = root / SCRATCH / f"{step:08d}-{secrets.token_hex(6)}"
-    doomed.parent.mkdir(exist_ok=True)
-    os.rename(folder, doomed)
-    shutil.rmtree(doomed)
+    scratch = _new_scratch(root, step)
+    os.rename(folder, scratch / "step")
+    shutil.rmtree(scratch)
     return None
 
 
 def clean_scratch(root: pathlib.Path) -> None:
     """Removes what a killed or failed write left behind, by its name and place."""
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(OSError):  # what cannot be removed now can be removed later
         for path in (root / SCRATCH).iterdir():
             if _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)

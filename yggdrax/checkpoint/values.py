@@ -5,7 +5,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_json", "fingerprint", "first_difference", "numbers"]
+__all__ = ["check_json", "fingerprint", "first_difference", "json_copy", "numbers"]
 
 
 def check_json(value: Any, name: str) -> None:
@@ -32,6 +32,17 @@ def check_json(value: Any, name: str) -> None:
             f"{name} is of type {type(value).__qualname__}; give numbers, strings, lists and "
             f"dictionaries."
         )
+
+
+def json_copy(value: Mapping[str, Any], name: str) -> dict[str, Any]:
+    """Returns a copy as it would be read back from JSON, or raises as :func:`check_json` does.
+
+    Example:
+      >>> json_copy({"widths": (50, 20)}, "config")
+      {'widths': [50, 20]}
+    """
+    check_json(value, name)
+    return json.loads(json.dumps(value, default=dict))  # other mappings become dictionaries
 
 
 def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
