@@ -41,9 +41,9 @@ def test_linen_and_nnx_give_the_same_density_and_gradient():
     particles = init_particles(jax.random.key(0), nnx_target, 3)
     batch = (X, jnp.arange(5.0))
     jax.tree.map(
-        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6),
-        particle_grads(nnx_target, particles, batch),
-        particle_grads(linen_target, particles, batch),
+        lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-4),
+        jax.jit(particle_grads, static_argnums=0)(nnx_target, particles, batch),
+        jax.jit(particle_grads, static_argnums=0)(linen_target, particles, batch),
     )
     drawn = init_particles(jax.random.key(0), linen_target, 3)
     assert jax.tree.structure(drawn) == jax.tree.structure(particles)
@@ -53,11 +53,12 @@ def test_linen_batch_statistics_are_carried():
     target = BayesianNetwork(LinenNetwork(LinenMLP(norm=True), X[:1]), num_data=5)
     particles = init_particles(jax.random.key(0), target, 2)
     state = init_model_state(jax.random.key(0), target, 2)
-    _, new = particle_grads(target, particles, (X, jnp.arange(5.0)), model_state=state)
+    step = jax.jit(lambda p, s: particle_grads(target, p, (X, jnp.arange(5.0)), model_state=s))
+    _, new = step(particles, state)
     moved = jax.tree.map(lambda a, b: bool(jnp.any(a != b)), state, new)
     assert jax.tree.all(moved) and set(new) == {"batch_stats"}
     assert predict(target, particles, X, model_state=new).members.shape == (2, 5, 1)
-    with pytest.raises(ValueError, match="model_state that training returned"):
+    with pytest.raises(ValueError, match="model_state that init_model_state or the last step"):
         predict(target, particles, X)
 
 
@@ -69,7 +70,7 @@ def test_a_built_module_serves_as_template_and_members_come_from_the_prior():
     kernel = np.asarray(particles["params"]["hidden"]["kernel"])
     # 8400 draws with standard deviation 2 / sqrt(3), known to 0.8 %.
     assert kernel.std() == pytest.approx(2 / np.sqrt(3), rel=0.04)
-    particle_grads(target, particles, (X, jnp.arange(5.0)))
+    jax.jit(lambda p: particle_grads(target, p, (X, jnp.arange(5.0))))(particles)
     np.testing.assert_array_equal(before, module.hidden.kernel[...])
 
 
@@ -91,7 +92,8 @@ def test_an_unknown_collection_is_refused_by_name_or_carried():
     target = BayesianNetwork(Counting, num_data=5, mutable=(Counter,))
     particles = init_particles(jax.random.key(0), target, 2)
     state = init_model_state(jax.random.key(0), target, 2)
-    _, new = particle_grads(target, particles, (X, jnp.arange(5.0)), model_state=state)
+    step = jax.jit(lambda p, s: particle_grads(target, p, (X, jnp.arange(5.0)), model_state=s))
+    _, new = step(particles, state)
     assert new["seen"].tolist() == [5.0, 5.0]
 
 
@@ -127,7 +129,7 @@ def test_the_log_posterior_term_by_term():
     particle = target.init(jax.random.key(3))
     y = np.arange(5.0)
     prior, likelihood = _member_density(particle, X, y)
-    value = float(target(particle, (X, jnp.asarray(y, jnp.float32))))
+    value = float(jax.jit(target)(particle, (X, jnp.asarray(y, jnp.float32))))
     assert value == pytest.approx(prior + 10 * likelihood, rel=1e-5)
 
 

@@ -55,11 +55,12 @@ class NNXNetwork:
     ):
         """Builds the module once to learn its structure."""
         self.build = None if isinstance(module, nnx.Module) else _builder(module)
-        example = self.build(nnx.Rngs(0)) if self.build else nnx.clone(module)
-        if not isinstance(example, nnx.Module):
-            raise TypeError(
-                f"the module's factory returned {type(example).__name__}, not a flax.nnx.Module."
-            )
+        self.instance_state: PyTree = None
+        if self.build is None:
+            example: nnx.Module = nnx.clone(module)  # pyright: ignore[reportAssignmentType]
+            self.instance_state = nnx.to_pure_dict(_split(example)[3])
+        else:
+            example = nnx.eval_shape(lambda: self._built(nnx.Rngs(0)))
         _check_collections(example, tuple(mutable))
         example.train()
         self.train_graph, params, keys, state = _split(example)
@@ -67,20 +68,30 @@ class NNXNetwork:
         self.eval_graph = nnx.graphdef(example)
         self.structures = tuple(jax.tree.structure(part) for part in (params, keys, state))
         self.template = jax.eval_shape(lambda: nnx.to_pure_dict(params))
+        self.counts = jax.eval_shape(lambda: nnx.to_pure_dict(state))
         self.num_keys = len(jax.tree.leaves(keys))
-        self.initial_state = nnx.to_pure_dict(state)
         self.needs_state = bool(jax.tree.leaves(nnx.state(example, nnx.BatchStat, *mutable)))
+
+    def _built(self, rngs: nnx.Rngs) -> nnx.Module:
+        assert self.build is not None
+        module = self.build(rngs)
+        if not isinstance(module, nnx.Module):
+            raise TypeError(
+                f"the module's factory returned {type(module).__name__}, not a flax.nnx.Module."
+            )
+        return module
 
     def init(self, key: Key) -> PyTree | None:
         """The module's own initial parameters, or None for a built module."""
         if self.build is None:
             return None
-        return nnx.to_pure_dict(nnx.state(self.build(nnx.Rngs(_typed(key))), nnx.Param))
+        return nnx.to_pure_dict(nnx.state(self._built(nnx.Rngs(_typed(key))), nnx.Param))
 
     def init_state(self, key: Key) -> PyTree:
-        """The collections as the module was built."""
-        del key
-        return self.initial_state
+        """The collections as the module is built."""
+        if self.build is None:
+            return self.instance_state
+        return nnx.to_pure_dict(_split(self._built(nnx.Rngs(_typed(key))))[3])
 
     def apply(
         self, params: PyTree, state: PyTree | None, x: Array, *, train: bool, key: Key | None
@@ -90,9 +101,13 @@ class NNXNetwork:
             raise ValueError(
                 "the network draws random numbers (dropout): pass key=, a new one each step."
             )
+        if state is None and self.needs_state:
+            raise ValueError(_NO_STATE)
+        if state is None:  # only counts of random draws, which start at 0
+            state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.counts)
         key = jax.random.key(0) if key is None else _typed(key)
         keys = [jax.random.fold_in(key, i) for i in range(self.num_keys)]
-        values = (params, keys, self.initial_state if state is None else state)
+        values = (params, keys, state)
         parts = [
             _fill(structure, value, name)
             for structure, value, name in zip(self.structures, values, _PARTS, strict=True)
@@ -159,6 +174,8 @@ class LinenNetwork:
         self, params: PyTree, state: PyTree | None, x: Array, *, train: bool, key: Key | None
     ) -> tuple[Array, PyTree]:
         """Runs the module with these values."""
+        if state is None and self.needs_state:
+            raise ValueError(_NO_STATE)
         variables = {"params": params, **(state or {})}
         rngs = None if key is None else {"dropout": key}
         return self.module.apply(
@@ -184,6 +201,10 @@ def as_network(module: Any, mutable: Sequence[type] = ()) -> Network:
     raise TypeError(f"module must be an NNX module or build one, not {type(module).__name__}.")
 
 
+_NO_STATE = (
+    "the network has mutable collections (such as BatchNorm statistics): pass the model_state that "
+    "init_model_state or the last step returned."
+)
 _PARTS = ("params", "random keys", "model_state")
 _INVERSE_MODES = ("deterministic", "use_running_average")
 _KNOWN = (nnx.Param, nnx.BatchStat, nnx.RngKey, nnx.RngCount)

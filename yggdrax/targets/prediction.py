@@ -172,11 +172,6 @@ def predict(
     """
     if not hasattr(target, "likelihood") or not hasattr(target, "forward"):
         raise TypeError(f"{type(target).__name__} has no likelihood, so it cannot predict.")
-    if model_state is None and target.needs_model_state:
-        raise ValueError(
-            "the network has mutable collections (such as BatchNorm statistics): pass the "
-            "model_state that training returned."
-        )
     x = jnp.asarray(x)
     rows = x.shape[0]
     if batch_size is not None and batch_size < 1:
