@@ -29,5 +29,5 @@ PyTree: TypeAlias = Any
 ParticleTree: TypeAlias = Any
 """A nest of arrays, each with the leading axis N."""
 
-Number: TypeAlias = "float | int | np.number | Array"
+Number: TypeAlias = float | int | np.number | jax.Array
 """A number given by the user: Python, NumPy, or a traced scalar."""

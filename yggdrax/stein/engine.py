@@ -1,6 +1,6 @@
 """What every engine of the sum over pairs looks like, and how one is asked for by name."""
 
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax.numpy as jnp
 
@@ -27,6 +27,9 @@ class Engine:
                  + \kappa_1(u_{ij}) \frac{x_i - x_j}{h^2} \Big], \qquad
         u_{ij} = |x_i - x_j|^2 / h^2 .
     """
+
+    needs_one_matrix: ClassVar[bool] = True
+    """Whether particles of any dimension are put into one (N, d) matrix for this engine."""
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """Computes phi for ``x`` and ``s`` of shape (N, d) and a bandwidth ``h`` of shape ().

@@ -9,7 +9,7 @@ the kernel underflows are passed over. Partial sums are compensated (Kahan) from
 import dataclasses
 import functools
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,7 @@ class Exact(Engine):
       ValueError: if ``block_size`` is not a positive integer.
     """
 
+    needs_one_matrix: ClassVar[bool] = False
     block_size: int | None = None
 
     def __post_init__(self):
@@ -121,8 +122,9 @@ def exact_phi(
     check_like(layout, particles, scores, "scores")
     check_positive(bandwidth, "bandwidth")
     h = jnp.maximum(jnp.asarray(bandwidth, layout.dtype), floor_of(layout.dtype))
-    x, s = layout.flatten(particles), layout.flatten(scores)
-    return layout.restore(Exact(block_size).stein_leaves(x, s, h, resolve_kernel(kernel)))
+    x, s = (layout.join(layout.matrices(tree)) for tree in (particles, scores))
+    phi = Exact(block_size).stein_leaves(x, s, h, resolve_kernel(kernel))
+    return layout.tree(layout.split(phi), particles)
 
 
 class _Plan(NamedTuple):

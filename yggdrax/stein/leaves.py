@@ -1,6 +1,9 @@
 """Particle trees as the matrices that engines work on, and back."""
 
 import dataclasses
+import itertools
+import math
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -21,7 +24,6 @@ class ParticleLayout:
 
     structure: jax.tree_util.PyTreeDef
     shapes: tuple[tuple[int, ...], ...]
-    dtypes: tuple[jnp.dtype, ...]
     num_particles: int
     dtype: jnp.dtype
     """The dtype of distances and sums: float32 at least."""
@@ -29,52 +31,48 @@ class ParticleLayout:
     @property
     def sizes(self) -> tuple[int, ...]:
         """Numbers per particle in each leaf."""
-        sizes = []
-        for shape in self.shapes:
-            size = 1
-            for axis in shape[1:]:
-                size *= axis
-            sizes.append(size)
-        return tuple(sizes)
+        return tuple(math.prod(shape[1:]) for shape in self.shapes)
 
     @property
     def dimension(self) -> int:
         """d, all leaves together."""
         return sum(self.sizes)
 
-    @property
-    def joined(self) -> bool:
-        """Whether :meth:`flatten` gives one (N, d) matrix."""
-        return self.dimension <= JOIN_DIMENSIONS
-
-    def flatten(self, tree: ParticleTree) -> Leaves:
-        """Returns matrices ``(N, d_l)``: one if d is small, else one a leaf."""
-        matrices = [
+    def matrices(self, tree: ParticleTree) -> list[Array]:
+        """Every leaf as a matrix ``(N, d_l)`` in the dtype of the sums."""
+        return [
             jnp.asarray(leaf).astype(self.dtype).reshape(self.num_particles, size)
             for leaf, size in zip(jax.tree.leaves(tree), self.sizes, strict=True)
-            if size
         ]
-        if self.joined and len(matrices) > 1:
-            return (jnp.concatenate(matrices, axis=1),)
-        return tuple(matrices)
 
-    def restore(self, matrices: Leaves) -> ParticleTree:
-        """The inverse of :meth:`flatten`; every leaf gets its own shape and dtype."""
-        if self.joined:
-            (joined,) = matrices
-            pieces, start = [], 0
-            for size in self.sizes:
-                pieces.append(joined[:, start : start + size])
-                start += size
-        else:
-            rest = iter(matrices)
-            empty = jnp.zeros((self.num_particles, 0), self.dtype)
-            pieces = [next(rest) if size else empty for size in self.sizes]
-        leaves = [
-            piece.reshape(shape).astype(dtype)
-            for piece, shape, dtype in zip(pieces, self.shapes, self.dtypes, strict=True)
-        ]
-        return jax.tree.unflatten(self.structure, leaves)
+    def join(self, matrices: Sequence[Array], *, always: bool = False) -> Leaves:
+        """What engines take: one ``(N, d)`` matrix if d is small (or ``always``), else the leaves.
+
+        Empty leaves are left out.
+        """
+        if always or self.dimension <= JOIN_DIMENSIONS:
+            return (jnp.concatenate(list(matrices), axis=1),)
+        return tuple(matrix for matrix in matrices if matrix.shape[1])
+
+    def split(self, joined: Leaves) -> list[Array]:
+        """The inverse of :meth:`join`."""
+        if len(joined) == 1:
+            ends = list(itertools.accumulate(self.sizes))[:-1]
+            return jnp.split(joined[0], ends, axis=1)
+        rest = iter(joined)
+        empty = jnp.zeros((self.num_particles, 0), self.dtype)
+        return [next(rest) if size else empty for size in self.sizes]
+
+    def tree(self, matrices: Sequence[Array], like: ParticleTree) -> ParticleTree:
+        """The inverse of :meth:`matrices`, in the structure and dtypes of ``like``."""
+        leaves, structure = jax.tree.flatten(like)
+        return jax.tree.unflatten(
+            structure,
+            [
+                matrix.reshape(shape).astype(jnp.asarray(leaf).dtype)
+                for matrix, shape, leaf in zip(matrices, self.shapes, leaves, strict=True)
+            ],
+        )
 
 
 def _name(path) -> str:
@@ -112,7 +110,6 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
     layout = ParticleLayout(
         structure=structure,
         shapes=tuple(leaf.shape for _, leaf in arrays),
-        dtypes=tuple(leaf.dtype for _, leaf in arrays),
         num_particles=n,
         dtype=jnp.result_type(jnp.float32, *(leaf.dtype for _, leaf in arrays)),
     )

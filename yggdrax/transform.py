@@ -1,0 +1,339 @@
+r"""``svgd``: Stein variational gradient descent as an Optax gradient transformation.
+
+.. code-block:: python
+
+    tx = optax.chain(yg.svgd(bandwidth="median"), optax.adam(1e-2))
+
+The gradients given to ``update`` are those of each particle's *own* loss -log p, one for each
+particle (leading axis N). The gradient of the mean of the losses is smaller by N and silently
+targets p^(1/N); :func:`yggdrax.particle_grads` does it right.
+
+``svgd`` goes before the optimizer. Weight decay behind it is a prior that nobody declared, and
+clipping by a global norm before it mixes the particles.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from yggdrax.kernels import (
+    RBF,
+    BandwidthRule,
+    Kernel,
+    MedianRule,
+    check_positive,
+    floor_of,
+    resolve_kernel,
+)
+from yggdrax.status import Status, StatusError, explain
+from yggdrax.stein.choose import resolve_engine
+from yggdrax.stein.engine import Engine
+from yggdrax.stein.exact import Exact
+from yggdrax.stein.leaves import ParticleLayout, check_like, layout_of
+from yggdrax.stein.metric import RunningScale, chosen_leaves, scale_weights
+from yggdrax.stein.pairs import Leaves
+from yggdrax.typing import Array, Number, ParticleTree, PyTree
+
+__all__ = ["SvgdState", "check", "get_state", "svgd"]
+
+Schedule = Callable[[Any], Any]
+Bandwidth = Number | str | MedianRule | BandwidthRule | Schedule
+
+
+class SvgdState(NamedTuple):
+    """What ``svgd`` keeps from step to step; arrays only."""
+
+    count: Array
+    """Steps done, () int32."""
+    bandwidth: Array
+    """The bandwidth last used: (), or one for each group of ``per`` (number of groups,)."""
+    status: Array
+    """Bits of :class:`yggdrax.Status`, accumulated, () int32."""
+    error: Array
+    """The error last measured, in the norm of the documentation, () float32; NaN before."""
+    error_step: Array
+    """The step at which it was measured, () int32; -1 before."""
+    carry: PyTree
+    """What scales and engines remember: () for most."""
+
+
+def svgd(
+    bandwidth: Bandwidth = "median",
+    *,
+    kernel: Kernel | str = RBF(),  # noqa: B008  (frozen)
+    engine: Engine | str = "auto",
+    temperature: Number | Schedule = 1.0,
+    scale: PyTree | RunningScale | None = None,
+    distances: Sequence[str] | None = None,
+    per: str = "particle",
+) -> optax.GradientTransformationExtraArgs:
+    r"""Turns the gradients of a stack of particles into their SVGD direction.
+
+    For gradients G = -S of the particles' losses -log p the update is -phi,
+
+    .. math::
+        \phi_i = \frac1N \sum_j \big[ k(x_j, x_i)\, S_j / T + \nabla_{x_j} k(x_j, x_i) \big],
+
+    so that any optimizer behind it moves the particles by +phi (Liu and Wang, 2016). Particles are
+    any pytree of floating arrays with a leading axis N. With one particle phi is its score.
+
+    Args:
+      bandwidth: h of the kernel, in the units of the particles. A positive number, ``"median"``,
+        ``MedianRule()``, ``BandwidthRule(fn)`` for a function of the particles, or a callable,
+        an Optax schedule of the step. Values below 1e-15 (float32) are raised to that.
+      kernel: ``RBF()``, ``IMQ()``, ``Radial(profile)``, or a name.
+      engine: how the sum over pairs is done: ``"auto"``, ``"exact"``, ``"tree"``, ``"fourier"`` or
+        an engine object.
+      temperature: T > 0, a number or a schedule; the target is p^(1/T). It divides the score only.
+      scale: the kernel measures x / scale: a number, a tree like one particle, or
+        ``RunningScale()``. The bandwidth is then in units of the scale.
+      distances: names of leaves (``"params"``, ``"params/out"``); only these enter the kernel,
+        while all leaves move. (``optax.masked`` is something else: leaves masked out keep their
+        raw gradient and are no longer SVGD.)
+      per: ``"particle"``: one kernel over all coordinates; ``"leaf"`` or ``"coordinate"``: one for
+        each leaf or coordinate, with a bandwidth of its own. Each is a sum of smaller dimension,
+        which keeps its variance in high dimension, and is no longer a kernel of the whole particle.
+
+    Returns:
+      An ``optax.GradientTransformationExtraArgs``. Its ``update`` needs ``params`` (the particles).
+
+    Raises:
+      ValueError: for a number out of range or an unknown name; from ``init`` and ``update`` for
+        particles and gradients that do not fit.
+      TypeError: for arguments of a wrong kind and for particles that are not floating.
+
+    Example:
+      >>> import jax.numpy as jnp, optax
+      >>> particles = jnp.array([[1.0], [-1.0]])
+      >>> tx = optax.chain(svgd("median"), optax.sgd(0.1))
+      >>> updates, state = tx.update(particles, tx.init(particles), particles)  # N(0, 1): G = x
+      >>> [f"{v:.5f}" for v in optax.apply_updates(particles, updates)[:, 0]]
+      ['0.98498', '-0.98498']
+      >>> f"{float(get_state(state).bandwidth):.5f}"
+      '1.34925'
+    """
+    rule = _resolve_bandwidth(bandwidth)
+    if not callable(temperature):
+        check_positive(temperature, "temperature")
+    if per not in ("particle", "leaf", "coordinate"):
+        raise ValueError(f"per must be 'particle', 'leaf' or 'coordinate', not {per!r}.")
+    if isinstance(distances, str):
+        distances = (distances,)
+    options = _Options(
+        rule, resolve_kernel(kernel), resolve_engine(engine), temperature, scale, distances, per
+    )
+
+    def init(params: ParticleTree) -> SvgdState:
+        if not jax.tree.leaves(params):
+            return _initial_state(jnp.float32, (), ())
+        layout = layout_of(params)
+        options.validate(layout, params)
+        carry = scale.init(params, layout.dtype) if isinstance(scale, RunningScale) else ()
+        return _initial_state(layout.dtype, options.groups(layout), carry)
+
+    def update(updates, state: SvgdState, params: ParticleTree | None = None, **extra_args):
+        del extra_args
+        if params is None:
+            raise ValueError(f"{optax.NO_PARAMS_MSG} svgd needs the current params: the particles.")
+        if not jax.tree.leaves(params):
+            return updates, state._replace(count=optax.safe_increment(state.count))
+        layout = layout_of(params)
+        check_like(layout, params, updates, "gradients")
+        return options.step(layout, updates, state, params)
+
+    return optax.GradientTransformationExtraArgs(init, update)
+
+
+def _initial_state(dtype, groups: tuple[int, ...], carry: PyTree) -> SvgdState:
+    return SvgdState(
+        count=jnp.zeros((), jnp.int32),
+        bandwidth=jnp.zeros(groups, dtype),
+        status=jnp.zeros((), jnp.int32),
+        error=jnp.full((), jnp.nan, jnp.float32),
+        error_step=jnp.full((), -1, jnp.int32),
+        carry=carry,
+    )
+
+
+def _resolve_bandwidth(bandwidth: Bandwidth):
+    if isinstance(bandwidth, str):
+        if bandwidth == "median":
+            return MedianRule()
+        raise ValueError(
+            f"unknown bandwidth {bandwidth!r}: pass 'median', a positive number, a schedule, or "
+            "BandwidthRule(fn)."
+        )
+    if isinstance(bandwidth, (MedianRule, BandwidthRule)) or callable(bandwidth):
+        return bandwidth
+    check_positive(bandwidth, "bandwidth")
+    return bandwidth
+
+
+class _Options(NamedTuple):
+    """The arguments of ``svgd``, resolved."""
+
+    bandwidth: Any
+    kernel: Kernel
+    engine: Engine
+    temperature: Any
+    scale: Any
+    distances: Sequence[str] | None
+    per: str
+
+    def validate(self, layout: ParticleLayout, particles: ParticleTree) -> None:
+        """Raises early what a first update would raise."""
+        if self.distances is not None:
+            chosen_leaves(layout, particles, self.distances)
+        if self.scale is not None and not isinstance(self.scale, RunningScale):
+            scale_weights(layout, self.scale)
+
+    def groups(self, layout: ParticleLayout) -> tuple[int, ...]:
+        """Shape of the bandwidth in the state."""
+        if self.per == "particle":
+            return ()
+        return (len(layout.shapes) if self.per == "leaf" else layout.dimension,)
+
+    def step(self, layout: ParticleLayout, updates, state: SvgdState, params):
+        """One update."""
+        value = self.temperature(state.count) if callable(self.temperature) else self.temperature
+        temperature = jnp.asarray(value, layout.dtype)
+        carry, scale = state.carry, self.scale
+        if isinstance(scale, RunningScale):
+            carry, scale = scale.update(carry, params, state.count)
+        x = layout.matrices(params)
+        s = [-g / temperature for g in layout.matrices(updates)]
+        weights = self._weights(layout, params, scale)
+        if weights is not None:
+            # z = w x, and phi = f times the sum in z with scores S / f (see the metric's module).
+            factors = [jnp.where(w == 0, 1, w) for w in weights]
+            x = [leaf * w for leaf, w in zip(x, weights, strict=True)]
+            s = [leaf / f for leaf, f in zip(s, factors, strict=True)]
+            phi, h, status = self._sum(layout, x, s, state, params)
+            phi = [leaf * f for leaf, f in zip(phi, factors, strict=True)]
+        else:
+            phi, h, status = self._sum(layout, x, s, state, params)
+        finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in phi]))
+        status = state.status | status | jnp.where(finite, 0, Status.NONFINITE.value)
+        return layout.tree([-leaf for leaf in phi], updates), state._replace(
+            count=optax.safe_increment(state.count),
+            bandwidth=h.astype(state.bandwidth.dtype),
+            status=status.astype(jnp.int32),
+            carry=carry,
+        )
+
+    def _weights(self, layout: ParticleLayout, params, scale) -> list[Array] | None:
+        """The weight w of every coordinate, ``(d_l,)`` a leaf, or None if all are 1."""
+        if scale is None and self.distances is None:
+            return None
+        weights = scale_weights(layout, 1.0 if scale is None else scale)
+        if self.distances is None:
+            return weights
+        chosen = chosen_leaves(layout, params, self.distances)
+        return [w if keep else jnp.zeros_like(w) for w, keep in zip(weights, chosen, strict=True)]
+
+    def _sum(self, layout: ParticleLayout, x, s, state: SvgdState, params):
+        """Returns phi leaf by leaf, the bandwidth of each group, and status bits."""
+        if self.per == "particle":
+            always = self.engine.needs_one_matrix
+            xs, ss = layout.join(x, always=always), layout.join(s, always=always)
+            h, flags = self._bandwidth(xs, params, state.count)
+            phi, status = self._engine(xs, ss, h)
+            return layout.split(phi), h, status | flags
+        if self.per == "leaf":
+            phi, widths, status = [], [], jnp.zeros((), jnp.int32)
+            for matrix, scores, leaf in zip(x, s, jax.tree.leaves(params), strict=True):
+                h, flags = self._bandwidth((matrix,), leaf, state.count)
+                (part,), bits = self._engine((matrix,), (scores,), h)
+                phi, widths, status = [*phi, part], [*widths, h], status | bits | flags
+            return phi, jnp.stack(widths), status
+        return self._sum_by_coordinate(layout, x, s, state)
+
+    def _sum_by_coordinate(self, layout: ParticleLayout, x, s, state: SvgdState):
+        (xs,), (ss,) = layout.join(x, always=True), layout.join(s, always=True)
+
+        def one(column):
+            matrix, scores = column[0][:, None], column[1][:, None]
+            h, flags = self._bandwidth((matrix,), matrix, state.count)
+            (phi,), status = self._engine((matrix,), (scores,), h)
+            return phi[:, 0], h, status | flags
+
+        # Coordinates side by side as long as their kernel matrices stay small together.
+        n = layout.num_particles
+        batch = max(1, min(layout.dimension, 4_194_304 // n**2))
+        phi, h, status = jax.lax.map(one, (xs.T, ss.T), batch_size=batch)
+        status = jax.lax.reduce(status, jnp.zeros((), status.dtype), jax.lax.bitwise_or, (0,))
+        return layout.split((phi.T,)), h, status
+
+    def _bandwidth(self, leaves: Leaves, particles, count: Array) -> tuple[Array, Array]:
+        rule, dtype = self.bandwidth, leaves[0].dtype
+        if isinstance(rule, MedianRule):
+            h = rule.bandwidth(leaves)
+        elif isinstance(rule, BandwidthRule):
+            h = rule.fn(particles)
+        else:
+            h = rule(count) if callable(rule) else rule
+        h = jnp.asarray(h, dtype)
+        if h.ndim:
+            raise ValueError(f"a bandwidth must be one number, but its shape is {h.shape}.")
+        floor = floor_of(dtype)
+        at_floor = h < floor
+        equal = jax.lax.cond(
+            at_floor,
+            lambda: jnp.all(jnp.stack([jnp.all(leaf == leaf[:1]) for leaf in leaves])),
+            lambda: jnp.asarray(False),
+        )
+        flags = jnp.where(at_floor, Status.BANDWIDTH_FLOOR.value, 0) | jnp.where(
+            equal, Status.COLLAPSED.value, 0
+        )
+        return jnp.where(at_floor, floor, h), flags
+
+    def _engine(self, x: Leaves, s: Leaves, h: Array) -> tuple[Leaves, Array]:
+        if len(x) == 1:
+            phi, status = self.engine.stein(x[0], s[0], h, self.kernel)
+            return (phi,), status
+        # Many dimensions in several leaves: only the exact sum takes them without a copy.
+        exact = self.engine if isinstance(self.engine, Exact) else Exact()
+        return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32)
+
+
+def get_state(opt_state: PyTree) -> SvgdState:
+    """Finds the state of ``svgd`` inside any nest of chains and wrappers.
+
+    Raises:
+      ValueError: if there is none, or more than one.
+    """
+    states = _states(opt_state)
+    if len(states) != 1:
+        raise ValueError(
+            f"expected one SvgdState in the optimizer state, found {len(states)}: pass the part "
+            "that belongs to one svgd."
+        )
+    return states[0]
+
+
+def check(opt_state: PyTree) -> None:
+    """Raises the advice for the status bits of every ``svgd`` in the optimizer state, if any.
+
+    Call it on the host, between steps; it waits for the step to end.
+
+    Raises:
+      StatusError: with one line for each bit that is set.
+      ValueError: if there is no ``svgd`` in the state.
+    """
+    states = _states(opt_state)
+    if not states:
+        raise ValueError("there is no SvgdState in the optimizer state.")
+    bits = 0
+    for state in states:
+        bits |= int(np.bitwise_or.reduce(np.asarray(state.status).reshape(-1)))
+    if bits:
+        raise StatusError(bits, explain(bits))
+
+
+def _states(opt_state: PyTree) -> list[SvgdState]:
+    leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SvgdState))
+    return [leaf for leaf in leaves if isinstance(leaf, SvgdState)]
