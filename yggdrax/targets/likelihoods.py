@@ -107,7 +107,7 @@ class GaussianNoise(Likelihood):
 
     concentration: float = 1.0
     rate: float = 0.1
-    precision: float | None = None
+    precision: float | Array | None = None
 
     is_continuous: ClassVar[bool] = True
     is_ordered: ClassVar[bool] = True
@@ -115,7 +115,8 @@ class GaussianNoise(Likelihood):
     def __post_init__(self):
         for name in ("concentration", "rate", "precision"):
             value = getattr(self, name)
-            if value is not None and not value > 0:
+            traced = isinstance(value, jax.core.Tracer)  # such as a precision fitted inside jit
+            if value is not None and not traced and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}.")
 
     def init(self, key: Key) -> dict[str, Array]:
@@ -133,7 +134,7 @@ class GaussianNoise(Likelihood):
     def log_precision(self, extra: dict[str, Array]) -> Array:
         """The log precision, known or of this particle."""
         if self.precision is not None:
-            return jnp.asarray(math.log(self.precision))
+            return jnp.log(self.precision)
         return extra["log_noise_precision"]
 
     def log_prob(self, extra: dict[str, Array], outputs: Array, y: Array) -> Array:
