@@ -1,0 +1,248 @@
+"""The run loop: what a run leaves, and that interruptions of every kind change none of it."""
+
+import dataclasses
+import json
+import os
+import pathlib
+import signal
+import subprocess
+import sys
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from yggdrax.checkpoint import Checkpointer, CheckpointLocked, CheckpointWarning
+from yggdrax.experiment import (
+    BananaProblem,
+    ExperimentConfig,
+    OptimizerConfig,
+    Problem,
+    ProblemConfig,
+    WorkdirError,
+    run,
+)
+from yggdrax.experiment.steps import Stepper
+from yggdrax.status import StatusError
+from yggdrax.targets import LogDensity
+
+
+@dataclasses.dataclass
+class BrokenProblem(ProblemConfig):
+    """A density whose score is NaN once a particle is beyond a point."""
+
+    def build(self, seed):
+        del seed
+
+        def log_density(x):
+            return jnp.sum(x + 0 * jnp.sqrt(2 - x))
+
+        return Problem(LogDensity(log_density, init=jnp.zeros(1)))
+
+
+def config(**changes):
+    fields = {
+        "num_particles": 4,
+        "num_steps": 20,
+        "log_every": 5,
+        "checkpoint_every": 4,
+        "optimizer": OptimizerConfig("adam", 0.05, "cosine"),
+        "plots": False,
+    }
+    return ExperimentConfig(BananaProblem(), **(fields | changes)).freeze()
+
+
+def rows_of(folder):
+    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def left_by(folder, cfg):
+    """Everything that must not depend on interruptions: metrics, particles, whole final state."""
+    state = Stepper(cfg, cfg.problem.build(cfg.seed)).initial_state()
+    with Checkpointer(folder / "checkpoints", read_only=True) as checkpointer:
+        state = checkpointer.restore(state)
+    with np.load(folder / "particles.npz") as archive:
+        particles = dict(archive)
+    state = state._replace(key=jax.random.key_data(state.key))
+    return rows_of(folder), particles, jax.tree.map(np.asarray, state)
+
+
+def assert_same(first, second):
+    assert first[0] == second[0]
+    jax.tree.map(np.testing.assert_array_equal, first[1:], second[1:])
+
+
+@pytest.fixture(scope="module")
+def unbroken(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("unbroken")
+    outcome = run(config(), folder)
+    assert outcome.complete and outcome.step == 20
+    return folder
+
+
+def test_a_run_leaves_its_files(unbroken):
+    names = {path.name for path in unbroken.iterdir()}
+    assert names == {
+        "checkpoints",
+        "config.json",
+        "metrics.jsonl",
+        "particles.npz",
+        "summary.json",
+    }
+    assert [row["step"] for row in rows_of(unbroken)] == [0, 5, 10, 15, 20]
+    assert {"log_density", "bandwidth", "spread", "status", "error", "error_step"} <= set(
+        rows_of(unbroken)[-1]
+    )
+    summary = json.loads((unbroken / "summary.json").read_text())
+    assert summary["complete"] is True and summary["num_steps"] == 20
+    assert json.loads((unbroken / "config.json").read_text()) == config().to_dict()
+    with np.load(unbroken / "particles.npz") as archive:
+        assert archive["particles"].shape == (4, 2)
+        np.testing.assert_allclose(archive["particles"].mean(0), summary["mean"], atol=1e-6)
+    with Checkpointer(unbroken / "checkpoints", read_only=True) as checkpointer:
+        assert checkpointer.steps() == [12, 16, 20]
+        assert checkpointer.info()["config"] == config().to_dict()
+
+
+@pytest.mark.parametrize("stop_at", [3, 10])
+def test_stopping_half_way_changes_no_bit(unbroken, tmp_path, stop_at):
+    """3 is between a metrics row and a checkpoint, 10 is a row but no multiple of four."""
+    cfg = config(stop_at=stop_at)
+    first = run(cfg, tmp_path)
+    assert not first.complete and first.step == stop_at and first.summary is None
+    assert [row["step"] for row in rows_of(tmp_path)] == list(range(0, stop_at + 1, 5))
+    assert run(cfg, tmp_path).complete
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, cfg))
+
+
+def test_losing_the_latest_checkpoint_changes_no_bit(unbroken, tmp_path):
+    """As after a kill: rows of later steps are there, and the last step folder is half written."""
+    cfg = config(stop_at=18)
+    run(cfg, tmp_path)
+    folder = sorted((tmp_path / "checkpoints").glob("*18"))[0]
+    manifest = next(path for path in sorted(folder.iterdir()) if path.is_file())
+    manifest.unlink()
+    with pytest.warns(CheckpointWarning) as warned:
+        assert run(cfg, tmp_path).step == 18  # lost, so the run comes to stop_at again
+    assert "This step is skipped" in str(warned[0].message)
+    assert run(cfg, tmp_path).complete
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, cfg))
+
+
+def test_a_kill_before_the_first_checkpoint_starts_again(unbroken, tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 0, "log_density": 1.0}\n{"step": 5, "lo')
+    assert run(config(), tmp_path).complete
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
+
+
+def test_a_missing_report_is_written_again(unbroken, tmp_path):
+    run(config(), tmp_path)
+    before = json.loads((tmp_path / "summary.json").read_text())
+    for name in ("summary.json", "particles.npz"):
+        (tmp_path / name).unlink()
+    again = run(config(), tmp_path)
+    assert again.complete and again.summary["mean"] == before["mean"]
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
+
+
+def test_another_configuration_is_refused_and_nothing_changes(unbroken):
+    before = (unbroken / "metrics.jsonl").read_bytes()
+    with pytest.raises(WorkdirError, match=r"optimizer.learning_rate was 0.05 and is now 0.1"):
+        run(config(optimizer=OptimizerConfig("adam", 0.1, "cosine")), unbroken)
+    (unbroken / "config.json").rename(unbroken / "aside.json")
+    try:
+        with pytest.raises(WorkdirError, match=r"seed was 0 and is now 1"):
+            run(config(seed=1), unbroken)
+    finally:
+        (unbroken / "aside.json").rename(unbroken / "config.json")
+    assert (unbroken / "metrics.jsonl").read_bytes() == before
+
+
+def test_a_second_run_in_the_same_directory_is_refused(unbroken):
+    with (
+        Checkpointer(unbroken / "checkpoints"),
+        pytest.raises(CheckpointLocked, match="being written by"),
+    ):
+        run(config(), unbroken)
+
+
+def test_a_run_that_becomes_nan_ends_with_advice_and_keeps_its_checkpoints(tmp_path):
+    cfg = ExperimentConfig(
+        BrokenProblem(),
+        num_particles=3,
+        num_steps=500,
+        checkpoint_every=5,
+        optimizer=OptimizerConfig("sgd", 0.1),
+        plots=False,
+    )
+    with pytest.raises(StatusError, match=r"step \d+: NONFINITE: a particle or a score was NaN"):
+        run(cfg, tmp_path)
+    with Checkpointer(tmp_path / "checkpoints", read_only=True) as checkpointer:
+        state = Stepper(cfg, cfg.problem.build(0)).initial_state()
+        assert np.isfinite(checkpointer.restore(state).particles).all()
+    assert not (tmp_path / "summary.json").exists()
+
+
+PROGRAM = """
+import sys
+from yggdrax.experiment.cli import main
+sys.exit(main(sys.argv))
+"""
+SLOW = """
+import time
+import jax
+import jax.numpy as jnp
+from yggdrax.experiment import BananaProblem, ExperimentConfig
+
+class Slow(BananaProblem):
+    pass
+
+def get_config():
+    return ExperimentConfig(BananaProblem(), num_particles=200, num_steps=10**9,
+                            checkpoint_every=10**9, log_every=100, plots=False)
+"""
+
+
+def start(folder, **options):
+    (folder / "slow.py").write_text(SLOW)
+    command = [sys.executable, "-c", PROGRAM, f"--config={folder / 'slow.py'}"]
+    root = pathlib.Path(__file__).parents[2]
+    return subprocess.Popen(
+        [*command, f"--workdir={folder / 'run'}", "--noprogress"],
+        cwd=root,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        **options,
+    )
+
+
+def wait_for_rows(process, folder, number):
+    deadline = time.monotonic() + 120
+    path = folder / "run" / "metrics.jsonl"
+    while not path.exists() or path.read_text().count("\n") < number:
+        assert process.poll() is None, process.communicate()
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_signals_save_and_leave_and_the_next_call_continues(tmp_path):
+    """SIGTERM first; continued; then SIGINT. A run without end, so that only signals end it."""
+    steps = []
+    for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
+        process = start(tmp_path)
+        rows = len(rows_of(tmp_path / "run")) if steps else 0
+        wait_for_rows(process, tmp_path, rows + 2)
+        process.send_signal(number)
+        out, err = process.communicate(timeout=60)
+        assert process.returncode == 75, err
+        assert f"{name}: saving after this step" in err
+        assert f"({name}) and saved in" in out and "the same command continues" in out
+        with Checkpointer(tmp_path / "run" / "checkpoints", read_only=True) as checkpointer:
+            steps.append(checkpointer.latest_step())
+        logged = [row["step"] for row in rows_of(tmp_path / "run")]
+        assert logged == list(range(0, steps[-1] + 1, 100))
+    assert 0 < steps[0] < steps[1]

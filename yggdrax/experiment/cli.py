@@ -1,0 +1,162 @@
+"""The command line: ``python -m yggdrax --config=FILE --workdir=FOLDER [--config.field=value]``.
+
+======  ==========================================================================================
+status  meaning
+======  ==========================================================================================
+0       the run is complete
+1       the run failed: its particles became NaN or infinite, or a file could not be written
+2       the command, the configuration or the working directory is wrong; one line on stderr
+75      stopped and saved; the same command continues
+======  ==========================================================================================
+"""
+
+import re
+import sys
+import traceback
+import warnings
+from collections.abc import Sequence
+from typing import Any
+
+from yggdrax.checkpoint import CheckpointError
+from yggdrax.experiment.config import ConfigError, ExperimentConfig
+from yggdrax.experiment.loop import run
+from yggdrax.experiment.workdir import WorkdirError
+from yggdrax.status import StatusError
+
+__all__ = ["EX_TEMPFAIL", "main", "parse"]
+
+EX_TEMPFAIL = 75
+"""The exit status of a run that stopped and can be continued, as in ``sysexits.h``."""
+
+_USAGE = """\
+usage: python -m yggdrax --config=FILE --workdir=FOLDER [--config.FIELD=VALUE ...] [--noprogress]
+
+  --config=FILE         a Python file that ends in get_config(); configs/ holds examples
+  --workdir=FOLDER      where everything goes; called again, a run continues there
+  --config.FIELD=VALUE  sets a field, for example --config.num_steps=500
+                        or --config.svgd.bandwidth=0.5
+  --noprogress          no progress bar"""
+
+
+class _UsageError(Exception):
+    """A command that cannot be understood; the message is one line."""
+
+
+def main(argv: Sequence[str]) -> int:
+    """Runs the command; returns the exit status.
+
+    Args:
+      argv: the program's name and its arguments, as in ``sys.argv``.
+
+    Raises:
+      ImportError: without absl and ml_collections, naming the extra.
+    """
+    if {"-h", "--help"} & set(argv[1:]):
+        print(_USAGE)
+        return 0
+    try:
+        config, workdir, progress = parse(argv)
+        outcome = run(config, workdir, progress=progress)
+    except (_UsageError, ConfigError, WorkdirError, CheckpointError) as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except StatusError as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 1
+    print(outcome.message)
+    for line in _headline(outcome.summary or {}):
+        print(line)
+    return 0 if outcome.complete else EX_TEMPFAIL
+
+
+def parse(argv: Sequence[str]) -> tuple[ExperimentConfig, str, bool]:
+    """Reads the command line.
+
+    Args:
+      argv: the program's name and its arguments.
+
+    Returns:
+      The frozen configuration, the working directory, and whether to show a progress bar.
+
+    Raises:
+      ConfigError: for a wrong field, value or type.
+    """
+    try:
+        from absl import flags
+        from ml_collections import config_flags
+    except ImportError as error:
+        raise ImportError(
+            "the command line needs absl-py and ml-collections: "
+            "python -m pip install 'yggdrax[experiments]'"
+        ) from error
+    # Flags and module of its own, so that calls in one process do not see each other's.
+    values = flags.FlagValues()
+    sys.modules.pop("config_config", None)
+    holder = config_flags.DEFINE_config_file(
+        "config", None, "configuration file", flag_values=values, sys_argv=list(argv)
+    )
+    flags.DEFINE_string("workdir", None, "where everything goes", flag_values=values)
+    flags.DEFINE_boolean("progress", True, "show a progress bar", flag_values=values)
+    try:
+        with warnings.catch_warnings():
+            # ml_collections 1.1 loads the file by a method that Python 3.12 deprecates.
+            warnings.filterwarnings("ignore", r"the load_module\(\)", DeprecationWarning)
+            rest = values(list(argv))[1:]
+    except (Exception, SystemExit) as error:  # whatever a configuration file raises
+        raise _UsageError(_explain(error, argv)) from error
+    if rest:
+        raise _UsageError(f"unexpected argument {rest[0]!r}: write flags as --name=value")
+    for name in ("config", "workdir"):
+        if not values[name].present:
+            raise _UsageError(f"--{name} is missing; --help shows the usage")
+    config: Any = holder.value
+    if type(config).__name__ == "_ErrorConfig":
+        path = config_flags.get_config_filename(values["config"])
+        raise _UsageError(f"cannot read the configuration file {path!r}: no such file")
+    if not isinstance(config, ExperimentConfig):
+        raise _UsageError(
+            f"get_config() must return an ExperimentConfig, not {type(config).__name__}"
+        )
+    return config.freeze(), str(values["workdir"].value), bool(values["progress"].value)
+
+
+def _explain(error: BaseException, argv: Sequence[str]) -> str:
+    """One line for whatever parsing raised, from its root cause."""
+    root = error
+    while root.__cause__ or root.__context__:
+        root = root.__cause__ or root.__context__ or root
+    if isinstance(root, ConfigError):
+        return str(root)
+    if missing := re.search(r"Field (\w+) not found on dataclass", str(root)):
+        return _unknown_override(missing[1], argv)
+    if missing := re.search(r"Attribute .*\.(\w+) does not exist", str(root)):
+        return _unknown_override(missing[1], argv)
+    if "has no attribute 'get_config'" in str(root):
+        return "the configuration file defines no get_config()"
+    if isinstance(root, SyntaxError):
+        return f"{root.filename}, line {root.lineno}: {root.msg}"
+    where = traceback.extract_tb(root.__traceback__)
+    files = [frame for frame in where if f"{frame.filename}" in " ".join(argv)]
+    if files:
+        return f"{files[-1].filename}, line {files[-1].lineno}: {type(root).__name__}: {root}"
+    return str(error)
+
+
+def _unknown_override(name: str, argv: Sequence[str]) -> str:
+    flag = next((a.split("=")[0] for a in argv if re.search(rf"\.{name}\b", a)), f"--config.{name}")
+    return f"{flag}: the configuration has no field {name!r}; see configs/default.py for the fields"
+
+
+def _headline(summary: dict[str, Any]) -> list[str]:
+    """The test scores of each model, aligned, one line a model."""
+    models = {name: scores for name, scores in summary.items() if isinstance(scores, dict)}
+    return [
+        f"  {name.replace('_', ' '):<15}"
+        + "  ".join(
+            f"{key.replace('_', ' ')} {value:.4g}"
+            for key, value in scores.items()
+            if isinstance(value, float)
+        )
+        for name, scores in models.items()
+        if any(key.startswith("test_") for key in scores)
+    ]
