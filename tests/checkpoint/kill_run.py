@@ -1,12 +1,17 @@
 """A run that the kill trial kills: a user's own loop with minibatches, noise, a schedule and a log.
 
-``python -m tests.checkpoint.kill_run DIRECTORY`` starts it or continues it to its end.
+``python -m tests.checkpoint.kill_run`` reads directories from stdin, one a line, and for each forks
+a process that starts the run there or continues it to its end; it prints the process id, and the
+exit status once the process has ended. The forks share the imports, which take longer than a run;
+JAX starts its threads at the first computation, after the fork.
 """
 
 import json
+import os
 import pathlib
 import sys
 import time
+import traceback
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +19,7 @@ import optax
 
 from yggdrax.checkpoint import Checkpointer
 
-NUM_STEPS = 120
+NUM_STEPS = 60
 SAVE_EVERY = 5
 ROWS = 40
 BATCH = 4
@@ -62,5 +67,22 @@ def main(directory: pathlib.Path) -> None:
                 time.sleep(0.002)
 
 
+def serve() -> None:
+    """Forks a run for each line of stdin."""
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            code = 1
+            try:
+                main(pathlib.Path(line.strip()))
+                code = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                os._exit(code)
+        print(child, flush=True)
+        print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+
+
 if __name__ == "__main__":
-    main(pathlib.Path(sys.argv[1]))
+    serve()

@@ -1,10 +1,11 @@
 """A run killed at any moment and started again ends in the same bits as one never stopped."""
 
-import contextlib
 import json
+import os
 import pathlib
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -17,7 +18,6 @@ from tests.checkpoint import kill_run
 from tests.checkpoint.common import assert_same
 from tests.checkpoint.kill_run import NUM_STEPS, SAVE_EVERY
 from yggdrax.checkpoint import Checkpointer
-from yggdrax.checkpoint.lock import LOCK_NAME
 
 ROOT = pathlib.Path(__file__).parents[2]
 
@@ -79,45 +79,98 @@ def test_every_state_that_a_kill_can_leave_on_the_disk_is_resumed(tmp_path):
 # ------------------------------------------------------------------ real kills
 
 
-def command(directory):
-    return [sys.executable, "-m", "tests.checkpoint.kill_run", str(directory)]
-
-
-def start(directory):
-    return subprocess.Popen(
-        command(directory), cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+@pytest.fixture(scope="module")
+def server():
+    """A process that forks runs."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.checkpoint.kill_run"],
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
     )
+    with process:
+        yield process
+        process.stdin.close()
 
 
-def kill_once(directory, chooser, aimed):
-    """Starts the run and kills it; returns whether it was still running."""
-    process = start(directory)
-    lock = directory / "checkpoints" / LOCK_NAME
-    scratch = directory / "checkpoints" / ".yggdrax-tmp"
-    deadline = time.monotonic() + 300
-    try:
-        # The import takes most of a short life; the random moment starts when the run does.
-        while process.poll() is None and time.monotonic() < deadline:
-            if lock.exists() and f"process {process.pid} " in lock.read_text():
-                break
-            time.sleep(0.002)
-        if aimed:
-            # A write that is seen under way is killed at once or within its usual duration.
-            wait_until = time.monotonic() + chooser.uniform(0.0, 1.0)
-            while process.poll() is None and time.monotonic() < wait_until:
-                time.sleep(0.002)
-            while process.poll() is None and not (scratch.exists() and any(scratch.iterdir())):
-                time.sleep(0.0002)
-            time.sleep(chooser.choice((0.0, chooser.uniform(0.0, 0.1))))
-        else:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(chooser.uniform(0.0, 2.5))
-        killed = process.poll() is None
-    finally:
-        process.kill()  # SIGKILL
-        _, errors = process.communicate()
-    assert killed or process.returncode == 0, errors
-    return killed
+class Life:
+    """One process of the run, from its start to its end."""
+
+    def __init__(self, server, directory):
+        self._server, self._directory = server, directory
+        self._scratch = directory / "checkpoints" / ".yggdrax-tmp"
+        server.stdin.write(f"{directory}\n")
+        server.stdin.flush()
+        self.pid = int(server.stdout.readline())
+        self._status = None
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def _read(self):
+        self._status = int(self._server.stdout.readline())
+
+    def alive(self):
+        return self._reader.is_alive()
+
+    def end(self):
+        """Waits for the end and returns the exit status."""
+        self._reader.join()
+        return self._status
+
+    def log_size(self):
+        path = self._directory / "log.jsonl"
+        return path.stat().st_size if path.exists() else 0
+
+    def writes(self):
+        """Returns the names of the writes and deletions under way."""
+        try:
+            return {path.name for path in self._scratch.iterdir()}
+        except FileNotFoundError:
+            return set()
+
+    def wait_for(self, condition):
+        while self.alive() and not condition():
+            time.sleep(0.0005)
+
+    def kill_at_random(self, chooser):
+        """Kills between the start of the process and some steps later."""
+        if chooser.random() < 0.8:  # else while it starts and restores
+            size = self.log_size()
+            steps = 100 * chooser.randrange(20)  # a row takes about 50 bytes
+            self.wait_for(lambda: self.log_size() > size + steps)
+        self._kill_within(chooser.uniform(0.0, 0.5))
+
+    def kill_in_a_save(self, chooser):
+        """Kills at the beginning, in the middle or right after the n-th write that is seen."""
+        seen, count = set(), chooser.randint(1, 4)
+
+        def met():
+            seen.update(self.writes())
+            return len(seen) >= count
+
+        self.wait_for(met)
+        last = self.writes()
+        where = chooser.random()
+        if where > 0.9:
+            self.wait_for(lambda: not last & self.writes())
+        elif where > 0.2:
+            self._kill_within(chooser.uniform(0.0, 0.1))
+        self._kill_within(0.0)
+
+    def _kill_within(self, seconds):
+        self._reader.join(seconds)
+        if self.alive():
+            os.kill(self.pid, signal.SIGKILL)
+
+
+def kill_once(server, directory, chooser, aimed):
+    """Starts the run and kills it; returns whether that came before its end."""
+    life = Life(server, directory)
+    life.kill_in_a_save(chooser) if aimed else life.kill_at_random(chooser)
+    status = life.end()
+    assert status in (0, -signal.SIGKILL)
+    return status != 0
 
 
 def progress(directory):
@@ -146,7 +199,7 @@ def unbroken(tmp_path_factory):
     return entries, log
 
 
-def kill_trial(tmp_path, unbroken, kills, seed, report=False):
+def kill_trial(server, tmp_path, unbroken, kills, seed):
     """Kills a run again and again, every second time in the middle of a save."""
     chooser = random.Random(seed)
     survived, runs, lost_most = 0, 0, 0
@@ -155,26 +208,23 @@ def kill_trial(tmp_path, unbroken, kills, seed, report=False):
         directory.mkdir()
         runs += 1
         newest = 0
-        while survived < kills and kill_once(directory, chooser, aimed=survived % 2 == 1):
+        while survived < kills and kill_once(server, directory, chooser, survived % 2 == 0):
             survived += 1
             logged, latest = progress(directory)
             assert latest >= newest, "a checkpoint that was there is gone"
             newest = latest
             lost_most = max(lost_most, logged - latest)
-        process = start(directory)
-        _, errors = process.communicate(timeout=300)
-        assert process.returncode == 0, errors
+        assert Life(server, directory).end() == 0
         assert outcome(directory) == unbroken
     # One save may be under way, and the next one waits for it.
     assert lost_most <= 2 * SAVE_EVERY
-    if report:
-        print(f"{survived} kills survived in {runs} runs, at most {lost_most} steps lost")
+    print(f"{survived} kills survived in {runs} runs, at most {lost_most} steps lost")
 
 
-def test_a_killed_run_ends_as_the_unbroken_one(tmp_path, unbroken):
-    kill_trial(tmp_path, unbroken, kills=2, seed=0)
+def test_a_killed_run_ends_as_the_unbroken_one(server, tmp_path, unbroken):
+    kill_trial(server, tmp_path, unbroken, kills=3, seed=0)
 
 
 @pytest.mark.slow
-def test_a_hundred_kills(tmp_path, unbroken):
-    kill_trial(tmp_path, unbroken, kills=100, seed=1, report=True)
+def test_a_hundred_kills(server, tmp_path, unbroken):
+    kill_trial(server, tmp_path, unbroken, kills=100, seed=1)
