@@ -1,11 +1,13 @@
-"""A run that the kill trial kills: a user's own loop with minibatches, noise, a schedule and a log.
+"""The runs that the kill trial kills.
 
-``python -m tests.checkpoint.kill_run`` reads directories from stdin, one a line, and for each forks
-a process that starts the run there or continues it to its end; it prints the process id, and the
-exit status once the process has ended. The forks share the imports, which take longer than a run;
-JAX starts its threads at the first computation, after the fork.
+One is a user's own loop with minibatches, noise, a schedule and a log; the other is an experiment
+from the command line. ``python -m tests.checkpoint.kill_run`` reads lines "name directory" from
+stdin, and for each forks a process that starts that run there or continues it to its end; it prints
+the process id, and the exit status once the process has ended. The forks share the imports, which
+take longer than a run; JAX starts its threads at the first computation, after the fork.
 """
 
+import functools
 import json
 import os
 import pathlib
@@ -18,15 +20,18 @@ import jax.numpy as jnp
 import optax
 
 from yggdrax.checkpoint import Checkpointer
+from yggdrax.experiment import cli
 
-NUM_STEPS = 60
+ROOT = pathlib.Path(__file__).parents[2]
+
+NUM_STEPS = 40
 SAVE_EVERY = 5
 ROWS = 40
 BATCH = 4
 
 
-def main(directory: pathlib.Path) -> None:
-    """Runs to the end; everything is a function of the restored state."""
+def run_loop(directory: pathlib.Path) -> None:
+    """Runs the loop to its end; everything is a function of the restored state."""
     tx = optax.adam(optax.cosine_decay_schedule(0.1, NUM_STEPS))
     data = jnp.linspace(-1.0, 1.0, ROWS)
 
@@ -67,14 +72,40 @@ def main(directory: pathlib.Path) -> None:
                 time.sleep(0.002)
 
 
+def run_experiment(config: str, directory: pathlib.Path) -> None:
+    """Runs ``python -m yggdrax`` with a configuration of this project to its end."""
+    arguments = [
+        "yggdrax",
+        f"--config={ROOT / 'configs' / config}",
+        f"--workdir={directory}",
+        "--noprogress",
+        f"--config.num_steps={NUM_STEPS}",
+        f"--config.checkpoint_every={SAVE_EVERY}",
+        "--config.log_every=1",
+        "--config.plots=False",
+    ]
+    status = cli.main(arguments)
+    if status != 0:
+        raise SystemExit(status)
+
+
+RUNS = {
+    "loop": run_loop,
+    "banana": functools.partial(run_experiment, "banana.py"),
+    "regression": functools.partial(run_experiment, "test.py"),  # with minibatches
+}
+
+
 def serve() -> None:
     """Forks a run for each line of stdin."""
     for line in sys.stdin:
+        name, directory = line.split(maxsplit=1)
         child = os.fork()
         if child == 0:
+            os.dup2(2, 1)  # stdout carries the answers of the server
             code = 1
             try:
-                main(pathlib.Path(line.strip()))
+                RUNS[name](pathlib.Path(directory.strip()))
                 code = 0
             except BaseException:
                 traceback.print_exc()

@@ -12,9 +12,9 @@ import threading
 import time
 
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from tests.checkpoint import kill_run
 from tests.checkpoint.common import assert_same
 from tests.checkpoint.kill_run import NUM_STEPS, SAVE_EVERY
 from yggdrax.checkpoint import Checkpointer
@@ -79,6 +79,10 @@ def test_every_state_that_a_kill_can_leave_on_the_disk_is_resumed(tmp_path):
 # ------------------------------------------------------------------ real kills
 
 
+# All runs log every step, one row each.
+LOGS = {"loop": "log.jsonl", "banana": "metrics.jsonl", "regression": "metrics.jsonl"}
+
+
 @pytest.fixture(scope="module")
 def server():
     """A process that forks runs."""
@@ -97,10 +101,10 @@ def server():
 class Life:
     """One process of the run, from its start to its end."""
 
-    def __init__(self, server, directory):
-        self._server, self._directory = server, directory
+    def __init__(self, server, name, directory):
+        self._server, self._log = server, directory / LOGS[name]
         self._scratch = directory / "checkpoints" / ".yggdrax-tmp"
-        server.stdin.write(f"{directory}\n")
+        server.stdin.write(f"{name} {directory}\n")
         server.stdin.flush()
         self.pid = int(server.stdout.readline())
         self._status = None
@@ -119,8 +123,7 @@ class Life:
         return self._status
 
     def log_size(self):
-        path = self._directory / "log.jsonl"
-        return path.stat().st_size if path.exists() else 0
+        return self._log.stat().st_size if self._log.exists() else 0
 
     def writes(self):
         """Returns the names of the writes and deletions under way."""
@@ -137,8 +140,8 @@ class Life:
         """Kills between the start of the process and some steps later."""
         if chooser.random() < 0.8:  # else while it starts and restores
             size = self.log_size()
-            steps = 100 * chooser.randrange(20)  # a row takes about 50 bytes
-            self.wait_for(lambda: self.log_size() > size + steps)
+            more = 50 * chooser.randrange(40)  # a row takes 50 bytes or more
+            self.wait_for(lambda: self.log_size() > size + more)
         self._kill_within(chooser.uniform(0.0, 0.5))
 
     def kill_in_a_save(self, chooser):
@@ -164,43 +167,53 @@ class Life:
             os.kill(self.pid, signal.SIGKILL)
 
 
-def kill_once(server, directory, chooser, aimed):
+def kill_once(server, name, directory, chooser, aimed):
     """Starts the run and kills it; returns whether that came before its end."""
-    life = Life(server, directory)
+    life = Life(server, name, directory)
     life.kill_in_a_save(chooser) if aimed else life.kill_at_random(chooser)
     status = life.end()
     assert status in (0, -signal.SIGKILL)
     return status != 0
 
 
-def progress(directory):
-    """Returns the last logged step and the newest whole checkpoint."""
-    path = directory / "log.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    whole = [line for line in lines if line.endswith("]")]
+def rows(name, directory):
+    path = directory / LOGS[name]
+    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
+    return [json.loads(line) for line in lines if line.endswith("\n")]
+
+
+def steps_lost(name, directory):
+    """Returns the last logged step minus the newest whole checkpoint, and the latter."""
+    logged = rows(name, directory)
+    last = 0 if not logged else logged[-1][0] if name == "loop" else logged[-1]["step"]
+    if not (directory / "checkpoints").exists():
+        return last, 0
     with Checkpointer(directory / "checkpoints", read_only=True) as checkpointer:
-        return (json.loads(whole[-1])[0] if whole else 0), checkpointer.latest_step() or 0
+        latest = checkpointer.latest_step() or 0
+    return last - latest, latest
 
 
-def outcome(directory):
-    """Returns the digests of the final state and the whole log."""
+def outcome(name, directory):
+    """Returns the digests of the final state, all rows of the log, and the particles."""
     step = directory / "checkpoints" / f"{NUM_STEPS:08d}" / "yggdrax.json"
-    return json.loads(step.read_text())["content"]["entries"], (directory / "log.jsonl").read_text()
+    entries = json.loads(step.read_text())["content"]["entries"]
+    particles = directory / "particles.npz"
+    arrays = {}
+    if particles.exists():
+        with np.load(particles) as archive:
+            arrays = {key: archive[key].tobytes() for key in archive.files}
+    return entries, rows(name, directory), arrays
 
 
-@pytest.fixture(scope="module")
-def unbroken(tmp_path_factory):
-    """What the run leaves when nobody kills it."""
-    directory = tmp_path_factory.mktemp("unbroken")
-    kill_run.main(directory)
-    entries, log = outcome(directory)
-    assert [json.loads(line)[0] for line in log.splitlines()] == list(range(1, NUM_STEPS + 1))
-    assert sum("sha256" in entry for entry in entries) >= 5
-    return entries, log
-
-
-def kill_trial(server, tmp_path, unbroken, kills, seed):
+def kill_trial(server, name, tmp_path, kills, seed):
     """Kills a run again and again, every second time in the middle of a save."""
+    unbroken = tmp_path / "unbroken"
+    unbroken.mkdir()
+    assert Life(server, name, unbroken).end() == 0
+    expected = outcome(name, unbroken)
+    assert sum("sha256" in entry for entry in expected[0]) >= 5
+    assert len(expected[1]) >= NUM_STEPS  # minibatches or metrics of every step
+    assert (len(expected[2]) > 0) == (name != "loop")
     chooser = random.Random(seed)
     survived, runs, lost_most = 0, 0, 0
     while survived < kills:
@@ -208,23 +221,25 @@ def kill_trial(server, tmp_path, unbroken, kills, seed):
         directory.mkdir()
         runs += 1
         newest = 0
-        while survived < kills and kill_once(server, directory, chooser, survived % 2 == 0):
+        while survived < kills and kill_once(server, name, directory, chooser, survived % 2 == 0):
             survived += 1
-            logged, latest = progress(directory)
+            lost, latest = steps_lost(name, directory)
             assert latest >= newest, "a checkpoint that was there is gone"
-            newest = latest
-            lost_most = max(lost_most, logged - latest)
-        assert Life(server, directory).end() == 0
-        assert outcome(directory) == unbroken
+            newest, lost_most = latest, max(lost_most, lost)
+        assert Life(server, name, directory).end() == 0
+        assert outcome(name, directory) == expected
+        shutil.rmtree(directory)
+        print(f"{name}: {survived} kills survived in {runs} runs, at most {lost_most} steps lost")
     # One save may be under way, and the next one waits for it.
     assert lost_most <= 2 * SAVE_EVERY
-    print(f"{survived} kills survived in {runs} runs, at most {lost_most} steps lost")
 
 
-def test_a_killed_run_ends_as_the_unbroken_one(server, tmp_path, unbroken):
-    kill_trial(server, tmp_path, unbroken, kills=3, seed=0)
+@pytest.mark.parametrize("name, kills", [("loop", 2), ("banana", 1)])
+def test_a_killed_run_ends_as_the_unbroken_one(server, tmp_path, name, kills):
+    kill_trial(server, name, tmp_path, kills, seed=0)
 
 
 @pytest.mark.slow
-def test_a_hundred_kills(server, tmp_path, unbroken):
-    kill_trial(server, tmp_path, unbroken, kills=100, seed=1)
+@pytest.mark.parametrize("name", ["loop", "regression"])
+def test_a_hundred_kills(server, tmp_path, name):
+    kill_trial(server, name, tmp_path, kills=100, seed=1)
