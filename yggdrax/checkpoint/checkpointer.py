@@ -1,6 +1,5 @@
 """The public class: which steps to save, which to keep, which one to restore."""
 
-import operator
 import os
 import pathlib
 import time
@@ -31,6 +30,7 @@ from yggdrax.checkpoint.manifest import (
     rebuild,
     snapshot,
 )
+from yggdrax.checkpoint.options import resolve_directory, save_policy, step_number
 from yggdrax.checkpoint.settings import current_settings, differences
 from yggdrax.checkpoint.values import fingerprint, first_difference, json_copy, numbers
 from yggdrax.checkpoint.writer import BackgroundWrite
@@ -108,8 +108,8 @@ class Checkpointer:
           CheckpointLocked: another process or Checkpointer writes to the directory.
           CheckpointWriteError: the directory cannot be created or written.
         """
-        self._root = _resolve(directory)
-        self._due = _save_policy(save_every)
+        self._root = resolve_directory(directory)
+        self._due = save_policy(save_every)
         self._keep = KeepPolicy(keep_latest, keep_every, best, best_mode, keep_best)
         self._config = None if config is None else json_copy(config, "config")
         self._asynchronous = asynchronous
@@ -175,7 +175,7 @@ class Checkpointer:
           CheckpointWriteError: this save (``asynchronous=False``) or the previous one failed.
           RuntimeError: closed or opened with ``read_only=True``.
         """
-        number = _step_number(step)
+        number = step_number(step)
         self._check_open()
         if self._lock is None:
             raise RuntimeError(f"{self._root} was opened with read_only=True; it saves nothing.")
@@ -200,7 +200,10 @@ class Checkpointer:
         if number == newest:
             self._check_same(number, entries, arrays)
             return False
-        self._make_room(number)
+        moved = folders.make_room(self._root, number)
+        if moved is not None:
+            self._damaged.discard(number)
+            self._note(moved)
         manifest = Manifest(
             step=number,
             entries=entries,
@@ -256,7 +259,7 @@ class Checkpointer:
         self.wait()
         expected = describe(like)
         if step is not None:
-            return self._restore_step(_step_number(step), like, expected)
+            return self._restore_step(step_number(step), like, expected)
         for number in reversed(folders.numbered_folders(self._root)):
             if self._read_manifest(number) is None:
                 continue
@@ -338,7 +341,7 @@ class Checkpointer:
           CheckpointWriteError: a step could not be deleted.
           RuntimeError: closed or opened with ``read_only=True``.
         """
-        number = _step_number(step)
+        number = step_number(step)
         self._check_open()
         if self._lock is None:
             raise RuntimeError(f"{self._root} was opened with read_only=True; it deletes nothing.")
@@ -400,8 +403,6 @@ class Checkpointer:
                 raise
             error.add_note(f"Besides, {late}")
 
-    # ------------------------------------------------------------------ helpers
-
     def _check_open(self) -> None:
         if self._closed:
             raise RuntimeError(f"This Checkpointer of {self._root} is closed; open a new one.")
@@ -424,7 +425,7 @@ class Checkpointer:
     def _manifest(self, step: SupportsIndex | None) -> Manifest:
         self._check_open()
         self.wait()
-        number = self.latest_step() if step is None else _step_number(step)
+        number = self.latest_step() if step is None else step_number(step)
         if number is None or number not in folders.numbered_folders(self._root):
             raise NoCheckpoint(self._nothing_here(number))
         return folders.read_manifest(folders.step_folder(self._root, number))
@@ -490,49 +491,3 @@ class Checkpointer:
                     f"{new.name or 'the state'}. To replace it call rewind({number - 1}) first, "
                     f"or use another directory."
                 )
-
-    def _make_room(self, number: int) -> None:
-        """Moves aside what stands where a step is to go; it is never a whole step of ours."""
-        path = folders.step_folder(self._root, number)
-        if not os.path.lexists(path):
-            return
-        for suffix in ("aside", *(f"aside-{n}" for n in range(2, 10_000))):
-            target = path.with_name(f"{path.name}.{suffix}")
-            if not os.path.lexists(target):
-                break
-        try:
-            os.rename(path, target)
-        except OSError as error:
-            raise CheckpointWriteError(
-                f"{path} is in the way of step {number} and cannot be moved: {error.strerror}. "
-                f"Move it away by hand."
-            ) from error
-        self._damaged.discard(number)
-        self._note(f"{path} was not a whole checkpoint; it is now {target.name}.")
-
-
-def _resolve(directory: str | os.PathLike[str]) -> pathlib.Path:
-    text = os.fspath(directory)
-    if "://" in text:
-        raise ValueError(f"{text!r} is a URL; give a directory of a mounted file system.")
-    return pathlib.Path(os.path.abspath(os.path.expanduser(text)))
-
-
-def _step_number(step: SupportsIndex) -> int:
-    try:
-        number = operator.index(step)
-    except TypeError as error:
-        raise TypeError(f"step must be an integer, not {step!r}.") from error
-    if number < 0 or isinstance(step, bool):
-        raise ValueError(f"step is the number of steps completed, at least 0, not {step!r}.")
-    return number
-
-
-def _save_policy(save_every: int | Callable[[int], bool]) -> Callable[[int], bool]:
-    if callable(save_every):
-        return save_every
-    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
-        raise ValueError(
-            f"save_every must be a positive integer or a function of the step, not {save_every!r}."
-        )
-    return lambda step: step % save_every == 0

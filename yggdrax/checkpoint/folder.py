@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from yggdrax.checkpoint import arrays as orbax_arrays
-from yggdrax.checkpoint.errors import CheckpointDamaged, CheckpointError
+from yggdrax.checkpoint.errors import CheckpointDamaged, CheckpointError, CheckpointWriteError
 from yggdrax.checkpoint.manifest import Entry, array_names, digest
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "clean_scratch",
     "delete_step",
     "looks_like_a_run",
+    "make_room",
     "numbered_folders",
     "read_manifest",
     "read_step",
@@ -266,6 +267,31 @@ def delete_step(root: pathlib.Path, step: int) -> str | None:
     os.rename(folder, scratch / "step")
     shutil.rmtree(scratch)
     return None
+
+
+def make_room(root: pathlib.Path, step: int) -> str | None:
+    """Moves aside what stands where a step is to go; it must not be a whole step of ours.
+
+    Returns:
+      What was moved, or None if there was nothing.
+
+    Raises:
+      CheckpointWriteError: it cannot be moved.
+    """
+    path = step_folder(root, step)
+    if not os.path.lexists(path):
+        return None
+    suffixes = ("aside", *(f"aside-{n}" for n in range(2, 10_000)))
+    targets = (path.with_name(f"{path.name}.{suffix}") for suffix in suffixes)
+    target = next(target for target in targets if not os.path.lexists(target))
+    try:
+        os.rename(path, target)
+    except OSError as error:
+        raise CheckpointWriteError(
+            f"{path} is in the way of step {step} and cannot be moved: {error.strerror}. "
+            f"Move it away by hand."
+        ) from error
+    return f"{path} was not a whole checkpoint; it is now {target.name}."
 
 
 def clean_scratch(root: pathlib.Path) -> None:

@@ -1,0 +1,50 @@
+"""Arguments of the Checkpointer, checked and brought into one form."""
+
+import operator
+import os
+import pathlib
+from collections.abc import Callable
+from typing import SupportsIndex
+
+__all__ = ["resolve_directory", "save_policy", "step_number"]
+
+
+def resolve_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
+    """Returns the absolute path of a directory; a URL is refused."""
+    text = os.fspath(directory)
+    if "://" in text:
+        raise ValueError(f"{text!r} is a URL; give a directory of a mounted file system.")
+    return pathlib.Path(os.path.abspath(os.path.expanduser(text)))
+
+
+def step_number(step: SupportsIndex) -> int:
+    """Returns a step as a Python integer, or raises for what is none.
+
+    Example:
+      >>> step_number(3)
+      3
+    """
+    try:
+        number = operator.index(step)
+    except TypeError as error:
+        raise TypeError(f"step must be an integer, not {step!r}.") from error
+    if number < 0 or isinstance(step, bool):
+        raise ValueError(f"step is the number of steps completed, at least 0, not {step!r}.")
+    return number
+
+
+def save_policy(save_every: int | Callable[[int], bool]) -> Callable[[int], bool]:
+    """Returns a function of the step that says whether to save.
+
+    Example:
+      >>> due = save_policy(10)
+      >>> [step for step in range(25) if due(step)]
+      [0, 10, 20]
+    """
+    if callable(save_every):
+        return save_every
+    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
+        raise ValueError(
+            f"save_every must be a positive integer or a function of the step, not {save_every!r}."
+        )
+    return lambda step: step % save_every == 0
