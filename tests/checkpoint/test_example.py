@@ -5,6 +5,9 @@ import pathlib
 import runpy
 import sys
 
+from tests.checkpoint.common import assert_same
+from yggdrax.checkpoint import Checkpointer
+
 EXAMPLE = pathlib.Path(__file__).parents[2] / "examples" / "04_resume.py"
 
 
@@ -25,10 +28,25 @@ def test_the_example_resumes(tmp_path, monkeypatch, capsys):
     assert unbroken[-1].startswith("complete: mean [")
 
 
+def test_the_loop_in_the_documentation_resumes(tmp_path, monkeypatch):
+    text = (EXAMPLE.parents[1] / "docs" / "resume.md").read_text()
+    loop = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    exec(loop.replace("num_steps = 300", "num_steps = 200"), {})
+    directory = tmp_path / "runs" / "mine" / "checkpoints"
+    with Checkpointer(directory, read_only=True) as checkpointer:
+        assert checkpointer.steps() == [100, 200]
+    names = {}
+    exec(loop, names)
+    with Checkpointer(directory, read_only=True) as checkpointer:
+        assert checkpointer.steps() == [100, 200, 300]
+        assert_same(checkpointer.restore(names["state"]), names["state"])
+
+
 def test_the_benchmark_of_saving_runs(tmp_path, monkeypatch, capsys):
     path = EXAMPLE.parent / "benchmarks" / "checkpointing.py"
     figures = tmp_path / "figures.json"
-    monkeypatch.setattr(sys, "argv", [str(path), "--smoke", "--engine=exact", f"--json={figures}"])
+    monkeypatch.setattr(sys, "argv", [str(path), "--smoke", f"--json={figures}"])
     runpy.run_path(str(path), run_name="__main__")
     cases = json.loads(figures.read_text())["cases"]
     assert len(cases) == 2

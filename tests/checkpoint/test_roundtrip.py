@@ -8,6 +8,7 @@ import pytest
 
 from tests.checkpoint.common import assert_same, rich_state
 from yggdrax.checkpoint import Checkpointer
+from yggdrax.transform import get_state, svgd
 
 
 def save_and_restore(directory, state, like):
@@ -119,25 +120,30 @@ def test_the_saved_state_may_be_donated_and_overwritten_at_once(tmp_path):
     np.testing.assert_array_equal(restored["host"], np.arange(5.0))
 
 
-@pytest.mark.parametrize(
-    "name, start",
-    [
-        ("adam", lambda: optax.adam(0.1)),
-        ("momentum", lambda: optax.sgd(optax.linear_schedule(0.1, 0.0, 10), momentum=0.9)),
-    ],
-)
-def test_six_steps_resume_and_four_equal_ten(tmp_path, name, start):
-    tx = start()
+CHAINS = {
+    "momentum": lambda: optax.sgd(optax.linear_schedule(0.1, 0.0, 10), momentum=0.9),
+    # Above some 500 particles the median is taken over sampled pairs.
+    "sampled pairs": lambda: optax.chain(svgd("median"), optax.adam(0.1)),
+    "schedules": lambda: optax.chain(
+        svgd(optax.linear_schedule(2.0, 0.5, 10)), optax.adam(optax.linear_schedule(0.1, 0.0, 10))
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_six_steps_resume_and_four_equal_ten(tmp_path, name):
+    tx = CHAINS[name]()
 
     @jax.jit
     def step(state):
         x, opt_state, key, count = state
         key, noise = jax.random.split(key)
+        # Minibatch noise and dropout.
         grads = x + jax.random.normal(noise, x.shape) * jax.random.bernoulli(key, 0.5, x.shape)
-        updates, opt_state = tx.update(grads, opt_state)
+        updates, opt_state = tx.update(grads, opt_state, x)
         return optax.apply_updates(x, updates), opt_state, key, count + 1
 
-    x = jnp.linspace(-1, 1, 32)
+    x = jax.random.normal(jax.random.key(5), (600, 2))
     start_state = (x, tx.init(x), jax.random.key(0), jnp.int32(0))
     unbroken = start_state
     for _ in range(10):
@@ -155,6 +161,10 @@ def test_six_steps_resume_and_four_equal_ten(tmp_path, name, start):
         state = step(state)
     assert int(state[3]) == 10
     assert_same(state, unbroken)
+    if name != "momentum":
+        assert int(get_state(state[1]).count) == 10
+    if name == "schedules":  # the tenth step used the bandwidth at 9
+        np.testing.assert_allclose(get_state(state[1]).bandwidth, 0.65, rtol=1e-6)
 
 
 def test_plain_orbax_reads_a_step_folder(tmp_path):
