@@ -43,7 +43,7 @@ from yggdrax.targets import BayesianNetwork, GaussianNoise, GaussianPrior, Predi
 from yggdrax.transform import svgd
 
 NUM_PARTICLES, HIDDEN, BATCH = 20, 50, 100
-STEPS, PILOT_STEPS, LEARNING_RATE = 8000, 4000, 0.02
+STEPS, PILOT_STEPS, LEARNING_RATE = 4000, 2000, 0.02
 PRIOR_SCALE, FOLDS = 4.0, 10
 METHODS = ("svgd", "deep_ensemble", "single_network", "ridge")
 
