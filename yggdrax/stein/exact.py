@@ -252,7 +252,6 @@ def _sum_over_sources(plan, kernel, layout, h, targets, sources, start, contribu
     inverse_h = 1 / h
     centre = tuple(jnp.mean(leaf, axis=0) for leaf in x)
     z = _scaled(x, centre, inverse_h)
-    tile = Tile(z, s, u, weight)
     products = agree_over_batch(product_is_safe(z))
     # A margin for the rounding of the boxes' distance.
     reach = kernel.reach(x[0].dtype) * 1.01
@@ -260,13 +259,16 @@ def _sum_over_sources(plan, kernel, layout, h, targets, sources, start, contribu
     def add(total, source):
         y, sy, uy, wy, source_lower, source_upper = source
 
+        def by_products():
+            own, other = Tile(z, s, u, weight), Tile(_scaled(y, centre, inverse_h), sy, uy, wy)
+            return contribution(own, other, inverse_h, products=True)
+
+        def by_differences():
+            own, other = Tile(x, s, u, weight), Tile(y, sy, uy, wy)
+            return contribution(own, other, inverse_h, products=False)
+
         def evaluate():
-            other = Tile(_scaled(y, centre, inverse_h), sy, uy, wy)
-            return jax.lax.cond(
-                products,
-                lambda: contribution(tile, other, inverse_h, products=True),
-                lambda: contribution(tile, other, inverse_h, products=False),
-            )
+            return jax.lax.cond(products, by_products, by_differences)
 
         if not plan.sortable or not math.isfinite(reach):
             return _add(total, evaluate()), None

@@ -1,9 +1,10 @@
 r"""What one tile of targets gets from one tile of sources: the arithmetic of all pairs, once.
 
-Coordinates are centred on the target tile and divided by h. There are two forms. The *product*
-form turns distances and differences into matrix products; its rounding grows with the tile's
-radius over h, squared. The *difference* form subtracts coordinates pair by pair, one dimension at
-a time, and is right at any radius, but slower. :func:`product_is_safe` tells which to use.
+There are two forms. The *product* form turns distances and differences into matrix products, of
+coordinates centred on the target tile and divided by h; its rounding grows with the tile's radius
+over h, squared. The *difference* form subtracts the coordinates as they are, pair by pair, one
+dimension at a time, and divides by h then: right at any radius, but slower.
+:func:`product_is_safe` tells which to use.
 
 A particle is a tuple of leaves, each ``(rows, d_l)``, so that networks are never concatenated.
 """
@@ -27,10 +28,10 @@ PRODUCT_RADIUS = 8.0
 
 
 class Tile(NamedTuple):
-    """Particles of one tile, everything centred and in units of h."""
+    """Particles of one tile."""
 
     z: Leaves
-    """Coordinates ``(x - centre) / h``, leaves ``(rows, d_l)``."""
+    """Leaves ``(rows, d_l)``: (x - centre) / h in the product form, x in the difference form."""
     s: Leaves
     """Scores; zero for padding."""
     u: Leaves | None
@@ -77,7 +78,8 @@ def _column(v: Array) -> Array:
     return v[:, None]
 
 
-def _distances_by_products(x: Leaves, y: Leaves) -> Array:
+def _distances_by_products(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
+    del inverse_h  # the coordinates are scaled already
     x2, y2 = _column(_squares(x)), _column(_squares(y))
     # One product gives |x|^2 + |y|^2 - 2 x.y: the two squares ride along as extra columns.
     left = jnp.concatenate([x[0], x2, jnp.ones_like(x2)], axis=1)
@@ -88,12 +90,12 @@ def _distances_by_products(x: Leaves, y: Leaves) -> Array:
     return jnp.maximum(u, 0)
 
 
-def _distances_by_differences(x: Leaves, y: Leaves) -> Array:
+def _distances_by_differences(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
     u = jnp.zeros((x[0].shape[0], y[0].shape[0]), x[0].dtype)
 
     def add(u, coordinate):
         a, b = coordinate
-        return u + jnp.square(_column(a) - b[None]), None
+        return u + jnp.square((_column(a) - b[None]) * inverse_h), None
 
     for a, b in zip(x, y, strict=True):
         u, _ = jax.lax.scan(add, u, (a.T, b.T))
@@ -101,7 +103,7 @@ def _distances_by_differences(x: Leaves, y: Leaves) -> Array:
 
 
 def _weighted_differences(weights: Array, x: Array, y: Array) -> Array:
-    """``sum_j weights_ij (x_i - y_j)``, the difference formed pair by pair, ``(rows, d_l)``."""
+    """``sum_j weights_ij (x_i - y_j)``, pair by pair, in the units of x, ``(rows, d_l)``."""
 
     def coordinate(pair):
         a, b = pair
@@ -121,12 +123,12 @@ def forward_tile(
     """
     y, s, weight = sources.z, sources.s, sources.weight
     distances = _distances_by_products if products else _distances_by_differences
-    u = distances(targets, y)
+    u = distances(targets, y, inverse_h)
     k0 = kernel.kappa(0, u)
     if not products:
         k1 = kernel.kappa(1, u) * weight[None]
         leaves = tuple(
-            dot(k0, sl) + inverse_h * _weighted_differences(k1, xl, yl)
+            dot(k0, sl) + inverse_h * (inverse_h * _weighted_differences(k1, xl, yl))
             for xl, yl, sl in zip(targets, y, s, strict=True)
         )
         return leaves, jnp.zeros((u.shape[0], 1), u.dtype)
@@ -200,9 +202,12 @@ def adjoint_tile(
     """
     t, y = targets, sources
     distances = _distances_by_products if products else _distances_by_differences
-    u = distances(t.z, y.z)
+    u = distances(t.z, y.z, inverse_h)
     tu, yu = _present(t.u), _present(y.u)
-    b = (_difference_products if products else _differences_of_differences)(t, y) * inverse_h
+    if products:
+        b = _difference_products(t, y) * inverse_h
+    else:
+        b = _differences_of_differences(t, y) * inverse_h * inverse_h
     a = _bilinear(tu, y.s) + _bilinear(t.s, yu)
     # Padding pulls on nobody, and nothing is added up for it.
     mask = _column(t.weight) * y.weight[None]
@@ -215,7 +220,9 @@ def adjoint_tile(
         g_sum = jnp.sum(g, axis=1, keepdims=True)
         pulls = [dot(g, yz) - g_sum * tz for tz, yz in zip(t.z, y.z, strict=True)]
     else:
-        pulls = [-_weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)]
+        pulls = [
+            -inverse_h * _weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)
+        ]
     dx = tuple(
         inverse_h * (pull + inverse_h * (k1_sum * tl - dot(k1, yl)))
         for pull, tl, yl in zip(pulls, tu, yu, strict=True)
