@@ -140,7 +140,7 @@ def predictions(
 
     Example:
       >>> figure = predictions([1.0, 2.0], [1.1, 2.2], [0.0, 1.0], [2.0, 3.0])
-      >>> figure.axes[1].get_title()
+      >>> figure.axes[1].get_title(loc="left")
       '2 of 2 rows inside their 90 % interval'
     """
     truth, mean, lower, upper = (np.asarray(a, float) for a in (truth, mean, lower, upper))

@@ -138,7 +138,11 @@ def svgd(
     def update(updates, state: SvgdState, params: ParticleTree | None = None, **extra_args):
         del extra_args
         if params is None:
-            raise ValueError(f"{optax.NO_PARAMS_MSG} svgd needs the current params: the particles.")
+            raise ValueError(
+                "You are using a transformation that requires the current value of parameters, "
+                "but you are not passing `params` when calling `update`: svgd needs the current "
+                "params, the particles."
+            )
         if not jax.tree.leaves(params):
             return updates, state._replace(count=optax.safe_increment(state.count))
         layout = layout_of(params)

@@ -75,7 +75,7 @@ def scale_weights(layout: ParticleLayout, scale: PyTree) -> list[Array]:
       ValueError: if it fits none of these.
     """
     leaves = jax.tree.leaves(scale)
-    if len(leaves) == 1 and jnp.ndim(leaves[0]) == 0:
+    if jax.tree_util.treedef_is_leaf(jax.tree.structure(scale)) and jnp.ndim(scale) == 0:
         leaves = leaves * len(layout.shapes)
     elif jax.tree.structure(scale) != layout.structure:
         raise ValueError(
