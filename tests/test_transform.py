@@ -232,3 +232,45 @@ def test_sample_names_what_is_wrong():
         yg.sample(target, jax.random.key(0), 5, -1)
     with pytest.raises(ValueError, match="found 0"):
         yg.sample(target, jax.random.key(0), 5, 1, optimizer=optax.adam(0.1))
+
+
+class _Wrong(yg.Fourier):
+    """A Fourier engine that is 1 % wrong."""
+
+    def stein(self, x, s, h, kernel):
+        total = super().stein(x, s, h, kernel)
+        return total._replace(phi=1.01 * total.phi)
+
+
+def test_the_error_is_measured_and_a_safer_engine_takes_over():
+    x = jax.random.normal(jax.random.key(0), (500, 2))
+    good = yg.svgd(0.5, engine=yg.Fourier(rtol=1e-3, check_every=2))
+    step = jax.jit(good.update)
+    _, state = step(x, good.init(x), x)
+    assert 0 < float(state.error) < 1e-3 and int(state.error_step) == 0 and int(state.status) == 0
+    _, later = step(x, state, x)
+    assert float(later.error) == float(state.error) and int(later.error_step) == 0
+    _, later = step(x, later, x)
+    assert int(later.error_step) == 2
+
+    wrong = yg.svgd(0.5, engine=_Wrong(rtol=1e-3, check_every=1))
+    step = jax.jit(wrong.update)
+    updates, state = step(x, wrong.init(x), x)
+    assert reference.error(-updates, x, -x, 0.5) == pytest.approx(float(state.error), rel=0.5)
+    assert int(state.status) == Status.INACCURATE
+    updates, state = step(x, state, x)
+    # The exact sum, in float32.
+    assert reference.error(-updates, x, -x, 0.5) < 1e-6
+    # Told otherwise, the engine tries again.
+    updates, state = step(x, state._replace(status=jnp.zeros((), jnp.int32)), x)
+    assert reference.error(-updates, x, -x, 0.5) > 1e-3
+
+
+def test_a_fourier_step_costs_no_exact_one_under_vmap():
+    x = jax.random.normal(jax.random.key(0), (2, 300, 2))
+    tx = yg.svgd(0.5, engine="fourier")
+    states = jax.vmap(tx.init)(x)
+    batched, _ = jax.jit(jax.vmap(tx.update))(x, states, x)
+    for i in range(2):
+        single, _ = tx.update(x[i], tx.init(x[i]), x[i])
+        np.testing.assert_allclose(batched[i], single, rtol=1e-4, atol=1e-6)

@@ -30,6 +30,7 @@ _EXPORTS = {
     # the sum over all pairs
     "exact_phi": "stein.exact",
     "Exact": "stein.exact",
+    "Fourier": "stein.fourier",
     # the transformation
     "svgd": "transform",
     "SvgdState": "transform",
@@ -47,10 +48,18 @@ _EXPORTS = {
     "LogisticRegression": "targets",
     "BayesianNetwork": "targets",
     "LogDensity": "targets",
+    "LinenNetwork": "targets",
+    "predict": "targets",
     "init_particles": "particles",
+    "init_model_state": "particles",
     "particle_grads": "particles",
     # whole runs
     "sample": "unroll",
+    # judging and keeping
+    "ksd_squared": "diagnostics",
+    "mmd_squared": "diagnostics",
+    "save_npz": "export",
+    "load_npz": "export",
     "Checkpointer": "checkpoint",
 }
 

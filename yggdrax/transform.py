@@ -30,12 +30,13 @@ from yggdrax.kernels import (
     resolve_kernel,
 )
 from yggdrax.status import Status, StatusError, explain
+from yggdrax.stein.check import measured_error
 from yggdrax.stein.choose import resolve_engine
 from yggdrax.stein.engine import Engine
 from yggdrax.stein.exact import Exact
 from yggdrax.stein.leaves import ParticleLayout, check_like, layout_of
 from yggdrax.stein.metric import RunningScale, chosen_leaves, scale_weights
-from yggdrax.stein.pairs import Leaves
+from yggdrax.stein.pairs import Leaves, agree_over_batch
 from yggdrax.typing import Array, Number, ParticleTree, PyTree
 
 __all__ = ["SvgdState", "check", "get_state", "svgd"]
@@ -86,8 +87,10 @@ def svgd(
         ``MedianRule()``, ``BandwidthRule(fn)`` for a function of the particles, or a callable,
         an Optax schedule of the step. Values below 1e-15 (float32) are raised to that.
       kernel: ``RBF()``, ``IMQ()``, ``Radial(profile)``, or a name.
-      engine: how the sum over pairs is done: ``"auto"``, ``"exact"``, ``"tree"``, ``"fourier"`` or
-        an engine object.
+      engine: how the sum over pairs is done: ``"exact"``, ``"auto"`` (at present the same),
+        ``"fourier"`` (one to three dimensions, many particles), or an engine object. The error of
+        an engine with ``check_every`` is measured at those steps, and above its ``rtol`` the exact
+        sum serves from the next step on.
       temperature: T > 0, a number or a schedule; the target is p^(1/T). It divides the score only.
       scale: the kernel measures x / scale: a number, a tree like one particle, or
         ``RunningScale()``. The bandwidth is then in units of the scale.
@@ -216,16 +219,18 @@ class _Options(NamedTuple):
             factors = [jnp.where(w == 0, 1, w) for w in weights]
             x = [leaf * w for leaf, w in zip(x, weights, strict=True)]
             s = [leaf / f for leaf, f in zip(s, factors, strict=True)]
-            phi, h, status = self._sum(layout, x, s, state, params)
+            phi, h, status, error = self._sum(layout, x, s, state, params)
             phi = [leaf * f for leaf, f in zip(phi, factors, strict=True)]
         else:
-            phi, h, status = self._sum(layout, x, s, state, params)
+            phi, h, status, error = self._sum(layout, x, s, state, params)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in phi]))
         status = state.status | status | jnp.where(finite, 0, Status.NONFINITE.value)
         return layout.tree([-leaf for leaf in phi], updates), state._replace(
             count=optax.safe_increment(state.count),
             bandwidth=h.astype(state.bandwidth.dtype),
             status=status.astype(jnp.int32),
+            error=jnp.where(jnp.isnan(error), state.error, error),
+            error_step=jnp.where(jnp.isnan(error), state.error_step, state.count),
             carry=carry,
         )
 
@@ -240,20 +245,21 @@ class _Options(NamedTuple):
         return [w if keep else jnp.zeros_like(w) for w, keep in zip(weights, chosen, strict=True)]
 
     def _sum(self, layout: ParticleLayout, x, s, state: SvgdState, params):
-        """Returns phi leaf by leaf, the bandwidth of each group, and status bits."""
+        """Returns phi leaf by leaf, the bandwidth of each group, status bits and measured error."""
         if self.per == "particle":
             always = self.engine.needs_one_matrix
             xs, ss = layout.join(x, always=always), layout.join(s, always=always)
             h, flags = self._bandwidth(xs, params, state.count)
-            phi, status = self._engine(xs, ss, h)
-            return layout.split(phi), h, status | flags
+            phi, status, error = self._engine(xs, ss, h, state)
+            return layout.split(phi), h, status | flags, error
         if self.per == "leaf":
-            phi, widths, status = [], [], jnp.zeros((), jnp.int32)
+            phi, widths, status, errors = [], [], jnp.zeros((), jnp.int32), []
             for matrix, scores, leaf in zip(x, s, jax.tree.leaves(params), strict=True):
                 h, flags = self._bandwidth((matrix,), leaf, state.count)
-                (part,), bits = self._engine((matrix,), (scores,), h)
-                phi, widths, status = [*phi, part], [*widths, h], status | bits | flags
-            return phi, jnp.stack(widths), status
+                (part,), bits, error = self._engine((matrix,), (scores,), h, state)
+                phi, widths, errors = [*phi, part], [*widths, h], [*errors, error]
+                status = status | bits | flags
+            return phi, jnp.stack(widths), status, jnp.max(jnp.stack(errors))
         return self._sum_by_coordinate(layout, x, s, state)
 
     def _sum_by_coordinate(self, layout: ParticleLayout, x, s, state: SvgdState):
@@ -262,15 +268,15 @@ class _Options(NamedTuple):
         def one(column):
             matrix, scores = column[0][:, None], column[1][:, None]
             h, flags = self._bandwidth((matrix,), matrix, state.count)
-            (phi,), status = self._engine((matrix,), (scores,), h)
-            return phi[:, 0], h, status | flags
+            (phi,), status, error = self._engine((matrix,), (scores,), h, state)
+            return phi[:, 0], h, status | flags, error
 
         # Coordinates side by side as long as their kernel matrices stay small together.
         n = layout.num_particles
         batch = max(1, min(layout.dimension, 4_194_304 // n**2))
-        phi, h, status = jax.lax.map(one, (xs.T, ss.T), batch_size=batch)
+        phi, h, status, errors = jax.lax.map(one, (xs.T, ss.T), batch_size=batch)
         status = jax.lax.reduce(status, jnp.zeros((), status.dtype), jax.lax.bitwise_or, (0,))
-        return layout.split((phi.T,)), h, status
+        return layout.split((phi.T,)), h, status, jnp.max(errors)
 
     def _bandwidth(self, leaves: Leaves, particles, count: Array) -> tuple[Array, Array]:
         rule, dtype = self.bandwidth, leaves[0].dtype
@@ -295,13 +301,31 @@ class _Options(NamedTuple):
         )
         return jnp.where(at_floor, floor, h), flags
 
-    def _engine(self, x: Leaves, s: Leaves, h: Array) -> tuple[Leaves, Array]:
-        if len(x) == 1:
-            phi, status = self.engine.stein(x[0], s[0], h, self.kernel)
-            return (phi,), status
-        # Many dimensions in several leaves: only the exact sum takes them without a copy.
-        exact = self.engine if isinstance(self.engine, Exact) else Exact()
-        return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32)
+    def _engine(self, x: Leaves, s: Leaves, h: Array, state: SvgdState):
+        """Returns phi, status bits, and the measured error: NaN where none was due."""
+        unmeasured = jnp.full((), jnp.nan, jnp.float32)
+        if len(x) > 1:
+            # Many dimensions in several leaves: only the exact sum takes them without a copy.
+            exact = self.engine if isinstance(self.engine, Exact) else Exact()
+            return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured
+        (x0,), (s0,), engine = x, s, self.engine
+        if not engine.check_every:
+            phi, status = engine.stein(x0, s0, h, self.kernel)
+            return (phi,), status, unmeasured
+        # An error found too large stays so: the exact sum serves until the bit is cleared.
+        trusted = agree_over_batch((state.status & Status.INACCURATE.value) == 0)
+        phi, status = jax.lax.cond(
+            trusted,
+            lambda: engine.stein(x0, s0, h, self.kernel),
+            lambda: Exact().stein(x0, s0, h, self.kernel),
+        )
+        due = agree_over_batch(state.count % engine.check_every == 0)
+        error = jax.lax.cond(
+            due,
+            lambda: measured_error(x0, s0, h, self.kernel, phi, state.count),
+            lambda: unmeasured,
+        )
+        return (phi,), status | jnp.where(error > engine.rtol, Status.INACCURATE.value, 0), error
 
 
 def get_state(opt_state: PyTree) -> SvgdState:

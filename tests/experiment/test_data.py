@@ -33,9 +33,7 @@ def test_unusable_files_are_refused_by_name(tmp_path, text):
 
 
 def test_a_missing_file_is_refused_by_name():
-    with pytest.raises(
-        ConfigError, match=r"'diabetes' .*no data file 'nowhere.csv'"
-    ):
+    with pytest.raises(ConfigError, match=r"'diabetes' .*no data file 'nowhere.csv'"):
         load_regression("nowhere.csv")
 
 

@@ -9,11 +9,11 @@ import subprocess
 import sys
 import time
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from tests.experiment.common import assert_same, left_by, rows_of
 from yggdrax.checkpoint import Checkpointer, CheckpointLocked, CheckpointWarning
 from yggdrax.experiment import (
     BananaProblem,
@@ -52,26 +52,6 @@ def config(**changes):
         "plots": False,
     }
     return ExperimentConfig(BananaProblem(), **(fields | changes)).freeze()
-
-
-def rows_of(folder):
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-
-
-def left_by(folder, cfg):
-    """Everything that must not depend on interruptions: metrics, particles, whole final state."""
-    state = Stepper(cfg, cfg.problem.build(cfg.seed)).initial_state()
-    with Checkpointer(folder / "checkpoints", read_only=True) as checkpointer:
-        state = checkpointer.restore(state)
-    with np.load(folder / "particles.npz") as archive:
-        particles = dict(archive)
-    state = state._replace(key=jax.random.key_data(state.key))
-    return rows_of(folder), particles, jax.tree.map(np.asarray, state)
-
-
-def assert_same(first, second):
-    assert first[0] == second[0]
-    jax.tree.map(np.testing.assert_array_equal, first[1:], second[1:])
 
 
 @pytest.fixture(scope="module")
@@ -190,14 +170,8 @@ import sys
 from yggdrax.experiment.cli import main
 sys.exit(main(sys.argv))
 """
-SLOW = """
-import time
-import jax
-import jax.numpy as jnp
+ENDLESS = """
 from yggdrax.experiment import BananaProblem, ExperimentConfig
-
-class Slow(BananaProblem):
-    pass
 
 def get_config():
     return ExperimentConfig(BananaProblem(), num_particles=200, num_steps=10**9,
@@ -205,9 +179,9 @@ def get_config():
 """
 
 
-def start(folder, **options):
-    (folder / "slow.py").write_text(SLOW)
-    command = [sys.executable, "-c", PROGRAM, f"--config={folder / 'slow.py'}"]
+def start(folder, cache):
+    (folder / "endless.py").write_text(ENDLESS)
+    command = [sys.executable, "-c", PROGRAM, f"--config={folder / 'endless.py'}"]
     root = pathlib.Path(__file__).parents[2]
     return subprocess.Popen(
         [*command, f"--workdir={folder / 'run'}", "--noprogress"],
@@ -215,8 +189,7 @@ def start(folder, **options):
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
-        env=os.environ | {"JAX_PLATFORMS": "cpu"},
-        **options,
+        env=os.environ | {"JAX_PLATFORMS": "cpu", "JAX_COMPILATION_CACHE_DIR": cache},
     )
 
 
@@ -229,11 +202,11 @@ def wait_for_rows(process, folder, number):
         time.sleep(0.05)
 
 
-def test_signals_save_and_leave_and_the_next_call_continues(tmp_path):
+def test_signals_save_and_leave_and_the_next_call_continues(tmp_path, compilation_cache):
     """SIGTERM first; continued; then SIGINT. A run without end, so that only signals end it."""
     steps = []
     for number, name in ((signal.SIGTERM, "SIGTERM"), (signal.SIGINT, "SIGINT")):
-        process = start(tmp_path)
+        process = start(tmp_path, compilation_cache)
         rows = len(rows_of(tmp_path / "run")) if steps else 0
         wait_for_rows(process, tmp_path, rows + 2)
         process.send_signal(number)

@@ -1,1 +1,1 @@
-"""."""
+"""Where the particles are."""

@@ -1,1 +1,1 @@
-"""The sum over all pairs: exact, by a tree, by Fourier sums, and the choice among them."""
+"""The sum over all pairs: exact or by Fourier sums, and its measured error."""

@@ -1,13 +1,13 @@
 """Engines by name."""
 
-import importlib.util
-
 from yggdrax.stein.engine import Engine
 from yggdrax.stein.exact import Exact
+from yggdrax.stein.fourier import Fourier
 
 __all__ = ["resolve_engine"]
 
-_NAMES = ("auto", "exact", "fourier", "tree")
+# "auto" is the exact engine: of the two, only that one serves every dimension and kernel.
+_NAMES = {"auto": Exact, "exact": Exact, "fourier": Fourier}
 
 
 def resolve_engine(engine: Engine | str) -> Engine:
@@ -16,6 +16,10 @@ def resolve_engine(engine: Engine | str) -> Engine:
     Raises:
       ValueError: for an unknown name.
       TypeError: for an object that is no engine.
+
+    Example:
+      >>> resolve_engine("auto")
+      Exact(block_size=None)
     """
     if isinstance(engine, Engine):
         return engine
@@ -23,20 +27,8 @@ def resolve_engine(engine: Engine | str) -> Engine:
         raise TypeError(
             f"engine must be an engine or one of {list(_NAMES)}, not {type(engine).__name__}."
         )
-    if engine == "exact":
-        return Exact()
-    if engine == "auto" and importlib.util.find_spec("yggdrax.stein.auto") is None:
-        return Exact()
-    if engine == "auto":
-        from yggdrax.stein.auto import Auto
-
-        return Auto()
-    if engine == "fourier":
-        from yggdrax.stein.fourier import Fourier
-
-        return Fourier()
-    if engine == "tree":
-        from yggdrax.stein.tree import Tree
-
-        return Tree()
-    raise ValueError(f"unknown engine {engine!r}: choose one of {list(_NAMES)}, or pass an object.")
+    if engine not in _NAMES:
+        raise ValueError(
+            f"unknown engine {engine!r}: choose one of {list(_NAMES)}, or pass an engine object."
+        )
+    return _NAMES[engine]()

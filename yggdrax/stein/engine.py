@@ -31,6 +31,12 @@ class Engine:
     needs_one_matrix: ClassVar[bool] = True
     """Whether particles of any dimension are put into one (N, d) matrix for this engine."""
 
+    rtol: float = 0.0
+    """What the error should stay below; 0 for rounding alone."""
+
+    check_every: int = 0
+    """Steps between measurements of the error by ``svgd``; 0 for never."""
+
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """Computes phi for ``x`` and ``s`` of shape (N, d) and a bandwidth ``h`` of shape ().
 

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
 from yggdrax.stein.engine import Engine, SteinSum, no_status
 from yggdrax.stein.leaves import check_like, layout_of
@@ -158,23 +159,6 @@ def _plan(n: int, dimension: int, block_size: int | None) -> _Plan:
     per_row = max(1, rows // columns)
     columns = -(-n // (tiles * per_row)) if sortable else columns
     return _Plan(n, columns * per_row, columns, tiles, sortable, dimension <= COMPENSATE_DIMENSIONS)
-
-
-def median_order(z: Array, levels: int) -> Array:
-    """The order of points ``z (n, d)`` after ``levels`` median splits along the widest axis.
-
-    ``n`` is a multiple of ``2 ** levels``. Returns indices ``(n,)``.
-    """
-    order = jnp.arange(z.shape[0], dtype=jnp.int32)
-    for level in range(levels):
-        cells = z[order].reshape(2**level, -1, z.shape[1])
-        widest = jnp.argmax(jnp.max(cells, axis=1) - jnp.min(cells, axis=1), axis=1)
-        keys = jnp.take_along_axis(cells, widest[:, None, None], axis=2)[:, :, 0]
-        _, sorted_order = jax.lax.sort(
-            (keys, order.reshape(keys.shape)), dimension=1, num_keys=1, is_stable=True
-        )
-        order = sorted_order.reshape(-1)
-    return order
 
 
 class _Layout(NamedTuple):

@@ -90,7 +90,7 @@ class Fourier(Engine):
 
     rtol: float = 1e-3
     max_modes: int | None = None
-    fallback: Engine = Exact()
+    fallback: Engine = Exact()  # noqa: RUF009  (frozen)
     check_every: int = 100
 
     def __post_init__(self):

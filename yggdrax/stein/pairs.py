@@ -90,7 +90,8 @@ def _distances_by_products(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
     return jnp.maximum(u, 0)
 
 
-def _distances_by_differences(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
+def differences_squared(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
+    """``u = |x_i - y_j|^2 / h^2`` of leaves ``(rows, d_l)``, subtracted pair by pair."""
     u = jnp.zeros((x[0].shape[0], y[0].shape[0]), x[0].dtype)
 
     def add(u, coordinate):
@@ -102,7 +103,7 @@ def _distances_by_differences(x: Leaves, y: Leaves, inverse_h: Array) -> Array:
     return u
 
 
-def _weighted_differences(weights: Array, x: Array, y: Array) -> Array:
+def weighted_differences(weights: Array, x: Array, y: Array) -> Array:
     """``sum_j weights_ij (x_i - y_j)``, pair by pair, in the units of x, ``(rows, d_l)``."""
 
     def coordinate(pair):
@@ -122,13 +123,13 @@ def forward_tile(
     tiles. In the difference form ``weight_sum`` is zero.
     """
     y, s, weight = sources.z, sources.s, sources.weight
-    distances = _distances_by_products if products else _distances_by_differences
+    distances = _distances_by_products if products else differences_squared
     u = distances(targets, y, inverse_h)
     k0 = kernel.kappa(0, u)
     if not products:
         k1 = kernel.kappa(1, u) * weight[None]
         leaves = tuple(
-            dot(k0, sl) + inverse_h * (inverse_h * _weighted_differences(k1, xl, yl))
+            dot(k0, sl) + inverse_h * (inverse_h * weighted_differences(k1, xl, yl))
             for xl, yl, sl in zip(targets, y, s, strict=True)
         )
         return leaves, jnp.zeros((u.shape[0], 1), u.dtype)
@@ -201,7 +202,7 @@ def adjoint_tile(
     ``(rows, d_l)`` and ``dh`` of shape ().
     """
     t, y = targets, sources
-    distances = _distances_by_products if products else _distances_by_differences
+    distances = _distances_by_products if products else differences_squared
     u = distances(t.z, y.z, inverse_h)
     tu, yu = _present(t.u), _present(y.u)
     if products:
@@ -221,7 +222,7 @@ def adjoint_tile(
         pulls = [dot(g, yz) - g_sum * tz for tz, yz in zip(t.z, y.z, strict=True)]
     else:
         pulls = [
-            -inverse_h * _weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)
+            -inverse_h * weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)
         ]
     dx = tuple(
         inverse_h * (pull + inverse_h * (k1_sum * tl - dot(k1, yl)))
