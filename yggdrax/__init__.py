@@ -63,7 +63,7 @@ _EXPORTS = {
     "Checkpointer": "checkpoint",
 }
 
-__all__ = sorted(_EXPORTS)
+__all__ = sorted(_EXPORTS)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

@@ -138,7 +138,7 @@ def svgd(
         carry = scale.init(params, layout.dtype) if isinstance(scale, RunningScale) else ()
         return _initial_state(layout.dtype, options.groups(layout), carry)
 
-    def update(updates, state: SvgdState, params: ParticleTree | None = None, **extra_args):
+    def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         del extra_args
         if params is None:
             raise ValueError(
@@ -308,7 +308,7 @@ class _Options(NamedTuple):
             # Many dimensions in several leaves: only the exact sum takes them without a copy.
             exact = self.engine if isinstance(self.engine, Exact) else Exact()
             return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured
-        (x0,), (s0,), engine = x, s, self.engine
+        x0, s0, engine = x[0], s[0], self.engine
         if not engine.check_every:
             phi, status = engine.stein(x0, s0, h, self.kernel)
             return (phi,), status, unmeasured

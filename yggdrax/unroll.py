@@ -1,7 +1,6 @@
 """Whole runs as functions."""
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import optax
@@ -25,14 +24,14 @@ class Samples(NamedTuple):
 
 
 def sample(
-    target: Callable,
+    target: Any,
     key: Key,
     num_particles: int,
     num_steps: int,
     *,
     optimizer: optax.GradientTransformation | None = None,
     batch: PyTree = None,
-    particles: ParticleTree | None = None,
+    particles: ParticleTree = None,
 ) -> Samples:
     """Draws particles and moves them onto a target: a whole run in one call, one compiled loop.
 

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from yggdrax.typing import Array, Number
 
@@ -39,7 +40,7 @@ def check_positive(value: Number, name: str) -> None:
 
     Traced values pass; the step flags them by its status.
     """
-    if isinstance(value, jax.core.Tracer):
+    if isinstance(value, Tracer):
         return
     if np.ndim(value) != 0:
         raise ValueError(f"{name} must be one number, but its shape is {np.shape(value)}.")

@@ -105,7 +105,7 @@ class Fourier(Engine):
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """phi for particles and scores (N, d), d <= 3, and a bandwidth ()."""
         nufft.require()
-        problem = self.refuses(x.shape, x.dtype, kernel)
+        problem = self.refuses((x.shape[0], x.shape[1]), x.dtype, kernel)
         if problem:
             raise ValueError(problem)
         return _stein(self, kernel, x, s, jnp.asarray(h, x.dtype))
@@ -236,7 +236,7 @@ def _backward(engine: Fourier, kernel: Kernel, x: Array, s: Array, h: Array, u: 
 
     def other(operands):
         x, s, h, u, _ = operands
-        _, pullback = jax.vjp(lambda *args: engine.fallback.stein(*args, kernel).phi, x, s, h)
+        _, pullback = jax.vjp(lambda x, s, h: engine.fallback.stein(x, s, h, kernel).phi, x, s, h)
         return pullback(u)
 
     fine, coarse = _Rule.of(engine.rtol, kernel, small=True), _Rule.of(engine.rtol, kernel)

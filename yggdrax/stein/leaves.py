@@ -4,6 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +23,8 @@ JOIN_DIMENSIONS = 256
 class ParticleLayout:
     """How a tree of particles maps to matrices. Static: shapes and dtypes only."""
 
-    structure: jax.tree_util.PyTreeDef
+    structure: Any
+    """The tree, a ``PyTreeDef``."""
     shapes: tuple[tuple[int, ...], ...]
     num_particles: int
     dtype: jnp.dtype

@@ -10,6 +10,7 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 import numpy as np
 from jax.scipy.special import gammaincc, gammaln, ndtr, xlogy
 
@@ -115,7 +116,7 @@ class GaussianNoise(Likelihood):
     def __post_init__(self):
         for name in ("concentration", "rate", "precision"):
             value = getattr(self, name)
-            traced = isinstance(value, jax.core.Tracer)  # such as a precision fitted inside jit
+            traced = isinstance(value, Tracer)  # such as a precision fitted inside jit
             if value is not None and not traced and not value > 0:
                 raise ValueError(f"{name} must be positive, not {value}.")
 
