@@ -39,15 +39,16 @@ def plain(target, particles):
 
 def with_train_state(target, particles):
     """Flax's ``TrainState``."""
-    state = TrainState.create(apply_fn=None, params=particles, tx=optimizer())
+    # TrainState wants a dictionary.
+    state = TrainState.create(apply_fn=None, params={"x": particles}, tx=optimizer())
 
     @jax.jit
     def step(state):
-        return state.apply_gradients(grads=yg.particle_grads(target, state.params))
+        return state.apply_gradients(grads={"x": yg.particle_grads(target, state.params["x"])})
 
     for _ in range(STEPS):
         state = step(state)
-    return state.params
+    return state.params["x"]
 
 
 class Members(nnx.Module):
@@ -80,7 +81,8 @@ def main() -> None:
     start = yg.init_particles(jax.random.key(0), target, 50)
     results = [loop(target, start) for loop in (plain, with_train_state, with_nnx_optimizer)]
     for particles in results:
-        print("mean", particles.mean(0), "largest difference", jnp.abs(particles - results[0]).max())
+        difference = jnp.abs(particles - results[0]).max()
+        print("mean", particles.mean(0), "largest difference", difference)
 
 
 if __name__ == "__main__":

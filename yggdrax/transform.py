@@ -304,7 +304,7 @@ class _Options(NamedTuple):
     def _engine(self, x: Leaves, s: Leaves, h: Array, state: SvgdState):
         """Returns phi, status bits, and the measured error: NaN where none was due."""
         unmeasured = jnp.full((), jnp.nan, jnp.float32)
-        if len(x) > 1:
+        if len(x) != 1 or len(s) != 1:
             # Many dimensions in several leaves: only the exact sum takes them without a copy.
             exact = self.engine if isinstance(self.engine, Exact) else Exact()
             return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured

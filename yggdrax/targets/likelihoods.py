@@ -10,8 +10,8 @@ from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
-from jax.core import Tracer
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.special import gammaincc, gammaln, ndtr, xlogy
 
 from yggdrax.typing import Array, Key

@@ -1,0 +1,45 @@
+"""The numbered examples run as scripts, and end where they say."""
+
+import pathlib
+import re
+import runpy
+
+import numpy as np
+import pytest
+
+EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
+
+
+def output(name, capsys):
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    return capsys.readouterr().out
+
+
+def numbers(text):
+    return [float(v) for v in re.findall(r"-?\d+\.?\d*(?:e-?\d+)?", text)]
+
+
+def test_five_lines(capsys):
+    mean, variance = output("01_five_lines.py", capsys).splitlines()
+    x0, x1, *exact = numbers(mean)
+    assert exact == [0, 0]
+    # The banana's second coordinate is skewed: 200 particles under-state its tail.
+    np.testing.assert_allclose([x0, x1], 0, atol=0.25)
+    assert numbers(variance)[0] == pytest.approx(4, rel=0.15)
+
+
+def test_three_training_loops_agree(capsys):
+    lines = output("02_own_training_loop.py", capsys).splitlines()
+    assert len(lines) == 3
+    for line in lines:
+        *mean, difference = numbers(line)
+        np.testing.assert_allclose(mean, [1, -1], atol=0.02)
+        # One sum in different compilations: rounding over 200 steps of Adam.
+        assert difference < 1e-3
+
+
+def test_own_targets(capsys):
+    ring, rate, amplitude = (numbers(v) for v in output("03_own_target.py", capsys).splitlines())
+    assert ring[0] == pytest.approx(2, abs=0.05)
+    # Three posterior standard deviations of the true values.
+    assert abs(rate[0] - 0.7) < 3 * rate[1] and abs(amplitude[0] - 100) < 3 * amplitude[1]
