@@ -66,8 +66,9 @@ def with_nnx_optimizer(target, particles):
 
     @nnx.jit
     def step(members, tx):
-        grads = nnx.state(members, nnx.Param)
-        grads.x[...] = yg.particle_grads(target, members.x[...])
+        # A state of the same structure; jax.tree.map makes new variables of it.
+        params = nnx.state(members, nnx.Param)
+        grads = jax.tree.map(lambda x: yg.particle_grads(target, x), params)
         tx.update(members, grads)
 
     for _ in range(STEPS):
