@@ -1,5 +1,6 @@
 """The numbered examples run as scripts, and end where they say."""
 
+import json
 import pathlib
 import re
 import runpy
@@ -43,3 +44,12 @@ def test_own_targets(capsys):
     assert ring[0] == pytest.approx(2, abs=0.05)
     # Three posterior standard deviations of the true values.
     assert abs(rate[0] - 0.7) < 3 * rate[1] and abs(amplitude[0] - 100) < 3 * amplitude[1]
+
+
+def test_the_benchmark_of_the_exact_sum_runs(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "table.json"
+    monkeypatch.setattr("sys.argv", ["exact.py", "--smoke", f"--json={file}"])
+    runpy.run_path(str(EXAMPLES / "benchmarks" / "exact.py"), run_name="__main__")
+    rows = json.loads(file.read_text())["rows"]
+    assert [row["method"] for row in rows] == ["exact", "tiles", "rows"]
+    assert all(row["error_norm"] < 1e-5 and row["seconds"] > 0 for row in rows)
