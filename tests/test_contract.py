@@ -45,6 +45,11 @@ def tx(request):
     return CHAINS[request.param]()
 
 
+# Checks of what wraps a whole step: it is the same for every option, and each costs a compilation.
+WRAPPED = ("a number", "whitened", "by coordinate", "svgd and adam")
+wrapped = pytest.mark.parametrize("tx", WRAPPED, indirect=True)
+
+
 def avals(tree):
     return jax.tree.map(lambda v: (v.shape, v.dtype, v.aval.weak_type), tree)
 
@@ -79,6 +84,7 @@ def test_one_trace_in_ten_steps_and_scan_equals_the_loop(tx):
     assert int(yg.get_state(state).count) == 10
 
 
+@wrapped
 def test_cond_donation_and_unknown_extras(tx):
     x = particles()
     state = tx.init(x)
@@ -95,6 +101,7 @@ def test_cond_donation_and_unknown_extras(tx):
     chex.assert_trees_all_close(donated(*copy, x)[0], expected, rtol=1e-5, atol=1e-6)
 
 
+@wrapped
 def test_vmap_over_ensembles_equals_the_loop(tx):
     ensembles = jax.tree.map(lambda v: jnp.stack([v, 2 * v, v - 1]), particles())
     states = jax.vmap(tx.init)(ensembles)

@@ -228,7 +228,8 @@ def spread(
             left.axvline(bandwidth, color=_ORANGE, label=f"bandwidth $h$ = {bandwidth:.3g}")
         left.set_xlabel("distance between two particles")
         left.set_ylabel("density")
-        left.legend()
+        if left.get_legend_handles_labels()[0]:  # one particle has no distances
+            left.legend()
         centre = final.mean(0)
         _, singular, directions = np.linalg.svd(final - centre, full_matrices=False)
         shares = singular**2 / max(np.sum(singular**2), np.finfo(float).tiny)

@@ -80,6 +80,14 @@ def test_both_kernels_over_all_bandwidths(x64, kernel, h):
     assert reference.error(value, x, s, h, kernel=kernel, rows=range(0, 3000, 30)) < 1e-13
 
 
+@pytest.mark.parametrize(("n", "d"), [(4096, 20), (2049, 3), (5000, 30)])
+def test_several_tiles_leave_nobody_out(n, d):
+    x, s = (np.asarray(v, np.float32) for v in cloud(n, d))
+    value = jax.jit(exact_phi)(jnp.asarray(x), jnp.asarray(s), float(d) ** 0.5)
+    # float32 rounding, far below the share of one tile.
+    assert reference.error(value, x, s, d**0.5, rows=range(0, n, 50)) < 2e-6
+
+
 def test_a_users_profile_gives_the_same_sum(x64):
     x, s = (jnp.asarray(v) for v in cloud(50))
     own = exact_phi(x, s, 0.5, kernel=Radial(lambda u: (1 + u) ** -0.5))
