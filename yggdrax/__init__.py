@@ -31,6 +31,7 @@ _EXPORTS = {
     "exact_phi": "stein.exact",
     "Exact": "stein.exact",
     "Fourier": "stein.fourier",
+    "Auto": "stein.auto",
     # the transformation
     "svgd": "transform",
     "SvgdState": "transform",

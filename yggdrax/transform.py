@@ -308,7 +308,8 @@ class _Options(NamedTuple):
             # Many dimensions in several leaves: only the exact sum takes them without a copy.
             exact = self.engine if isinstance(self.engine, Exact) else Exact()
             return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured
-        x0, s0, engine = x[0], s[0], self.engine
+        x0, s0 = x[0], s[0]
+        engine = self.engine.choose(*x0.shape, x0.dtype, self.kernel)
         if not engine.check_every:
             phi, status = engine.stein(x0, s0, h, self.kernel)
             return (phi,), status, unmeasured

@@ -1,13 +1,13 @@
 """Engines by name."""
 
+from yggdrax.stein.auto import Auto
 from yggdrax.stein.engine import Engine
 from yggdrax.stein.exact import Exact
 from yggdrax.stein.fourier import Fourier
 
 __all__ = ["resolve_engine"]
 
-# "auto" is the exact engine: of the two, only that one serves every dimension and kernel.
-_NAMES = {"auto": Exact, "exact": Exact, "fourier": Fourier}
+_NAMES = {"auto": Auto, "exact": Exact, "fourier": Fourier}
 
 
 def resolve_engine(engine: Engine | str) -> Engine:
@@ -19,7 +19,7 @@ def resolve_engine(engine: Engine | str) -> Engine:
 
     Example:
       >>> resolve_engine("auto")
-      Exact(block_size=None)
+      Auto(rtol=0.001, check_every=100)
     """
     if isinstance(engine, Engine):
         return engine

@@ -37,6 +37,11 @@ class Engine:
     check_every: int = 0
     """Steps between measurements of the error by ``svgd``; 0 for never."""
 
+    def choose(self, n: int, d: int, dtype, kernel: Kernel) -> "Engine":
+        """The engine that serves particles of shape (n, d): itself, unless it is one that chooses."""
+        del n, d, dtype, kernel
+        return self
+
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """Computes phi for ``x`` and ``s`` of shape (N, d) and a bandwidth ``h`` of shape ().
 

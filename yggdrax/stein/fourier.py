@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -88,6 +89,9 @@ class Fourier(Engine):
       ((2000, 2), 0)
     """
 
+    fallback_status: ClassVar[int] = Status.MODES.value
+    """The bit to set where the fallback serves."""
+
     rtol: float = 1e-3
     max_modes: int | None = None
     fallback: Engine = Exact()  # noqa: RUF009  (frozen)
@@ -146,6 +150,11 @@ class Fourier(Engine):
                 rungs.append(count)
         return tuple(rungs)
 
+    def serves(self, points: Array, kernel: Kernel) -> Array | bool:
+        """Which of :meth:`reaches` may serve ``points`` (in units of h), (rungs,) bool."""
+        del points, kernel
+        return True
+
     def reaches(self, d: int, dtype, kernel: Kernel) -> np.ndarray:
         """The longest extents over h that the small-box rung and those of the ladder serve."""
         tolerance = _Rule.of(self.rtol, kernel).tolerance
@@ -189,6 +198,8 @@ def _rung(engine: Fourier, kernel: Kernel, box: modes.Box) -> tuple[Array, int]:
     index = jnp.sum(box.extent > jnp.asarray(reaches, box.extent.dtype))
     # A bandwidth of 0 and an overflowing extent give NaN or infinity, in the points as well.
     usable = jnp.isfinite(box.extent) & jnp.all(jnp.isfinite(box.points))
+    serves = jnp.broadcast_to(engine.serves(box.points, kernel), (limit,))
+    usable &= serves[jnp.minimum(index, limit - 1)]
     return jnp.where(usable, index, limit).astype(jnp.int32), limit
 
 
@@ -213,7 +224,7 @@ def _forward(engine: Fourier, kernel: Kernel, x: Array, s: Array, h: Array) -> S
     def other(operands):
         x, s, h, _ = operands
         phi, status = engine.fallback.stein(x, s, h, kernel)
-        return phi, status | jnp.int32(Status.MODES)
+        return phi, status | jnp.int32(engine.fallback_status)
 
     ladder = engine.ladder(d, x.dtype, kernel)
     branches = [small, *(functools.partial(run, m) for m in ladder), other]
