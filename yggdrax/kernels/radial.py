@@ -62,7 +62,9 @@ class RBF(Kernel):
     def reach(self, dtype) -> float:
         """Where ``exp(-u / 2)`` is less than half the smallest subnormal number."""
         info = jnp.finfo(dtype)
-        return 2.0 * (math.log(2) - math.log(float(info.smallest_subnormal)))
+        # From its exponent: the number itself is 0 where subnormals are flushed, as they are while
+        # XLA compiles.
+        return 2.0 * math.log(2) * (1 + info.nmant - int(info.minexp))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -5,6 +5,7 @@ from typing import ClassVar, NamedTuple
 import jax.numpy as jnp
 
 from yggdrax.kernels import Kernel
+from yggdrax.sharding import Axes
 from yggdrax.typing import Array
 
 __all__ = ["Engine", "SteinSum"]
@@ -37,6 +38,9 @@ class Engine:
     check_every: int = 0
     """Steps between measurements of the error by ``svgd``; 0 for never."""
 
+    shards: ClassVar[bool] = False
+    """Whether particles may be split over several devices."""
+
     def choose(self, n: int, d: int, dtype, kernel: Kernel) -> "Engine":
         """The engine that serves particles of shape (n, d): itself, unless it is one that chooses."""
         del n, d, dtype, kernel
@@ -47,6 +51,20 @@ class Engine:
 
         Jittable, and differentiable in ``x``, ``s`` and ``h`` in reverse mode.
         """
+        raise NotImplementedError
+
+    def on_shard(self, axes: Axes, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
+        """phi at the particles of one shard, from those of all shards along the mesh axes.
+
+        With no axes the particles are all there are. The status is the same on every shard. Not
+        differentiable; :meth:`on_shard_adjoint` is its adjoint.
+        """
+        raise NotImplementedError
+
+    def on_shard_adjoint(
+        self, axes: Axes, x: Array, s: Array, u: Array, h: Array, kernel: Kernel
+    ) -> tuple[Array, Array, Array]:
+        """Cotangents of one shard's x and s, and of h, for the cotangent ``u`` of its phi."""
         raise NotImplementedError
 
 

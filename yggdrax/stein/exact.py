@@ -4,6 +4,9 @@ Particles are put into tiles of targets and tiles of sources; :mod:`yggdrax.stei
 tile pair. Many particles in few dimensions are first sorted into compact tiles by median splits:
 then coordinates centred on a tile are small, rounding is too, and pairs of tiles so far apart that
 the kernel underflows are passed over. Partial sums are compensated (Kahan) from tile to tile.
+
+Particles split over several devices: every shard lays out its own tiles once, and they pass round
+the ring of shards while the last ones are summed, so no device holds more than two shards of them.
 """
 
 import dataclasses
@@ -17,6 +20,7 @@ import numpy as np
 
 from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
+from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
 from yggdrax.stein.engine import Engine, SteinSum, no_status
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.pairs import (
@@ -50,13 +54,14 @@ class Exact(Engine):
 
     Args:
       block_size: rows of the kernel matrix that exist at a time. None chooses: everything at once
-        up to N = 2048, tiles of at most 2048 targets by about 600 sources above.
+        up to 2048 particles a device, tiles of at most 2048 targets by about 600 sources above.
 
     Raises:
       ValueError: if ``block_size`` is not a positive integer.
     """
 
     needs_one_matrix: ClassVar[bool] = False
+    shards: ClassVar[bool] = True
     block_size: int | None = None
 
     def __post_init__(self):
@@ -69,9 +74,19 @@ class Exact(Engine):
 
     def stein_leaves(self, x: Leaves, s: Leaves, h: Array, kernel: Kernel) -> Leaves:
         """The same for a particle of several leaves ``(N, d_l)``, none of them concatenated."""
-        n = x[0].shape[0]
-        plan = _plan(n, sum(leaf.shape[1] for leaf in x), self.block_size)
-        return _exact(plan, kernel, x, s, h)
+        return _exact(self.block_size, kernel, x, s, h)
+
+    def on_shard(self, axes: Axes, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
+        """See :class:`yggdrax.stein.engine.Engine`."""
+        (phi,), _ = _forward((self.block_size, kernel), axes, (x, s), (h,))
+        return SteinSum(phi, no_status())
+
+    def on_shard_adjoint(
+        self, axes: Axes, x: Array, s: Array, u: Array, h: Array, kernel: Kernel
+    ) -> tuple[Array, Array, Array]:
+        """See :class:`yggdrax.stein.engine.Engine`."""
+        (dx, ds), (dh,) = _adjoint((self.block_size, kernel), axes, (x, s, u), (h,))
+        return dx, ds, dh
 
 
 def _check_block_size(block_size: int | None) -> None:
@@ -227,19 +242,23 @@ def _untiled(plan: _Plan, layout: _Layout, tiled: Leaves) -> Leaves:
     return tuple(leaf[inverse] for leaf in flat)
 
 
+def _centre(leaves: Leaves) -> Leaves:
+    return tuple(jnp.mean(leaf, axis=0) for leaf in leaves)
+
+
 def _scaled(leaves: Leaves, centre: Leaves, inverse_h: Array) -> Leaves:
     return tuple((leaf - c) * inverse_h for leaf, c in zip(leaves, centre, strict=True))
 
 
-def _sum_over_sources(plan, kernel, layout, h, targets, sources, start, contribution):
-    """Adds ``contribution(targets, source tile, products)`` over all tiles of sources.
+def _sum_over_sources(plan, kernel, h, targets, sources, start, contribution):
+    """Adds ``contribution(targets, source tile, products)`` over all tiles of sources to ``start``.
 
     ``targets`` is ``(x, s, u, weight, lower, upper)`` of one tile. Tiles of sources further away
     than the kernel reaches are passed over.
     """
     x, s, u, weight, lower, upper = targets
     inverse_h = 1 / h
-    centre = tuple(jnp.mean(leaf, axis=0) for leaf in x)
+    centre = _centre(x)
     z = _scaled(x, centre, inverse_h)
     products = agree_over_batch(product_is_safe(z))
     # A margin for the rounding of the boxes' distance.
@@ -269,9 +288,8 @@ def _sum_over_sources(plan, kernel, layout, h, targets, sources, start, contribu
     if plan.padded == plan.columns:
         # One tile: nothing to scan over.
         only = jax.tree.map(lambda leaf: leaf[0], sources)
-        return _total(add(start, only)[0]), z
-    total, _ = jax.lax.scan(add, start, sources)
-    return _total(total), z
+        return add(start, only)[0]
+    return jax.lax.scan(add, start, sources)[0]
 
 
 class _Sum(NamedTuple):
@@ -295,11 +313,7 @@ def _add(total: _Sum, value: PyTree) -> _Sum:
     return _Sum(added, dropped)
 
 
-def _total(total: _Sum) -> PyTree:
-    return total.value
-
-
-def _over_target_tiles(plan, kernel, x, s, u, h, like, contribution, finish):
+def _over_target_tiles(plan, kernel, axes, x, s, u, h, like, contribution, finish):
     """Runs the double loop over tiles and returns what ``finish`` makes of each target tile."""
     layout = _layout(plan, x, h)
     x, s = (_tiled(plan, layout, v, zero_padding=zero) for v, zero in ((x, False), (s, True)))
@@ -316,21 +330,44 @@ def _over_target_tiles(plan, kernel, x, s, u, h, like, contribution, finish):
         jnp.repeat(layout.upper, per_row, axis=0),
     )
 
+    def start(target):
+        return _start(plan, like(target))
+
+    def add(target, sum_so_far, sources):
+        return _sum_over_sources(plan, kernel, h, target, sources, sum_so_far, contribution)
+
+    def end(target, sum_of_all):
+        return finish(sum_of_all.value, _scaled(target[0], _centre(target[0]), 1 / h))
+
     def one(target):
-        start = _start(plan, like(target))
-        total, z = _sum_over_sources(plan, kernel, layout, h, target, sources, start, contribution)
-        return finish(total, z)
+        return end(target, add(target, start(target), sources))
 
-    if plan.tiles == 1:
-        result = jax.tree.map(lambda leaf: leaf[None], one(jax.tree.map(lambda v: v[0], targets)))
-    else:
-        result = jax.lax.map(one, targets)
-    return result, layout
+    def hop(carry, _):
+        sums, visiting = carry
+        # Sent on before it is used, so that sending and arithmetic may overlap.
+        coming = pass_round(visiting, axes)
+        return (over(lambda t, so_far: add(t, so_far, visiting), targets, sums), coming), None
+
+    def over(function, *operands):
+        if plan.tiles > 1:
+            return jax.lax.map(lambda operand: function(*operand), operands)
+        only = jax.tree.map(lambda leaf: leaf[0], operands)
+        return jax.tree.map(lambda leaf: leaf[None], function(*only))
+
+    if not axes:
+        return over(one, targets), layout
+    carry = (over(start, targets), sources)
+    (sums, _), _ = jax.lax.scan(hop, carry, None, length=shard_count(axes))
+    return over(end, targets, sums), layout
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _exact(plan: _Plan, kernel: Kernel, x: Leaves, s: Leaves, h: Array) -> Leaves:
-    n = plan.num_particles
+def _forward(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Leaves]:
+    """phi, leaf by leaf, at the particles of one shard; rows are the leaves of x and s."""
+    block_size, kernel = static
+    x, s = _halves(rows)
+    (h,) = rest
+    plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
+    n = plan.num_particles * shard_count(axes)
 
     def contribution(tile, other, inverse_h, *, products):
         return forward_tile(kernel, tile.z, other, inverse_h, products=products)
@@ -338,21 +375,24 @@ def _exact(plan: _Plan, kernel: Kernel, x: Leaves, s: Leaves, h: Array) -> Leave
     def like(target):
         return target[0], target[3][:, None]
 
-    def finish(total, z):
-        leaves, weight_sum = total
+    def finish(sums, z):
+        leaves, weight_sum = sums
         return tuple((leaf + zl * (weight_sum / h)) / n for leaf, zl in zip(leaves, z, strict=True))
 
-    tiled, layout = _over_target_tiles(plan, kernel, x, s, None, h, like, contribution, finish)
-    return _untiled(plan, layout, tiled)
+    tiled, layout = _over_target_tiles(
+        plan, kernel, axes, x, s, None, h, like, contribution, finish
+    )
+    return _untiled(plan, layout, tiled), ()
 
 
-def _exact_fwd(plan, kernel, x, s, h):
-    return _exact(plan, kernel, x, s, h), (x, s, h)
-
-
-def _exact_bwd(plan, kernel, residuals, cotangent):
-    x, s, h = residuals
-    n = plan.num_particles
+def _adjoint(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Leaves]:
+    """Cotangents of x and s, leaf by leaf, and of h; rows are the leaves of x, s and phi's."""
+    block_size, kernel = static
+    third = len(rows) // 3
+    x, s, u = rows[:third], rows[third : 2 * third], rows[2 * third :]
+    (h,) = rest
+    plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
+    n = plan.num_particles * shard_count(axes)
 
     def contribution(tile, other, inverse_h, *, products):
         return adjoint_tile(kernel, tile, other, inverse_h, products=products)
@@ -360,14 +400,36 @@ def _exact_bwd(plan, kernel, residuals, cotangent):
     def like(target):
         return target[0], target[0], h
 
-    def finish(total, z):
+    def finish(sums, z):
         del z
-        return jax.tree.map(lambda v: v / n, total)
+        return jax.tree.map(lambda v: v / n, sums)
 
     (dx, ds, dh), layout = _over_target_tiles(
-        plan, kernel, x, s, cotangent, h, like, contribution, finish
+        plan, kernel, axes, x, s, u, h, like, contribution, finish
     )
-    return _untiled(plan, layout, dx), _untiled(plan, layout, ds), jnp.sum(dh)
+    dx, ds = _untiled(plan, layout, dx), _untiled(plan, layout, ds)
+    return (*dx, *ds), (total(jnp.sum(dh), axes),)
+
+
+def _halves(leaves: Leaves) -> tuple[Leaves, Leaves]:
+    middle = len(leaves) // 2
+    return leaves[:middle], leaves[middle:]
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _exact(block_size: int | None, kernel: Kernel, x: Leaves, s: Leaves, h: Array) -> Leaves:
+    return over_shards(_forward, (block_size, kernel), (*x, *s), (h,), len(x))[0]
+
+
+def _exact_fwd(block_size, kernel, x, s, h):
+    return _exact(block_size, kernel, x, s, h), (x, s, h)
+
+
+def _exact_bwd(block_size, kernel, residuals, cotangent):
+    x, s, h = residuals
+    rows = (*x, *s, *cotangent)
+    both, (dh,) = over_shards(_adjoint, (block_size, kernel), rows, (h,), 2 * len(x))
+    return *_halves(both), dh
 
 
 _exact.defvjp(_exact_fwd, _exact_bwd)
