@@ -32,6 +32,7 @@ _EXPORTS = {
     "Exact": "stein.exact",
     "Fourier": "stein.fourier",
     "Auto": "stein.auto",
+    "explain": "stein.explain",
     # the transformation
     "svgd": "transform",
     "SvgdState": "transform",

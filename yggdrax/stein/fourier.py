@@ -10,6 +10,7 @@ import numpy as np
 from jax.custom_batching import sequential_vmap
 
 from yggdrax.kernels import IMQ, RBF, Kernel
+from yggdrax.sharding import Axes, every, over_shards
 from yggdrax.status import Status
 from yggdrax.stein import modes, nufft
 from yggdrax.stein.engine import Engine, SteinSum
@@ -68,6 +69,9 @@ class Fourier(Engine):
 
     Under ``jax.vmap`` the batch is a loop, so that each member runs one rung alone.
 
+    Particles split over several devices: each shard transforms its own, the modes are added, and
+    each shard evaluates its own. What is exchanged is the modes, whatever N.
+
     Args:
       rtol: what the error should stay below, in the norm of ``|phi' - phi|`` over
         ``sqrt(|attraction|^2 + |repulsion|^2)``, root sums of squares over all particles.
@@ -89,6 +93,7 @@ class Fourier(Engine):
       ((2000, 2), 0)
     """
 
+    shards: ClassVar[bool] = True
     fallback_status: ClassVar[int] = Status.MODES.value
     """The bit to set where the fallback serves."""
 
@@ -113,6 +118,18 @@ class Fourier(Engine):
         if problem:
             raise ValueError(problem)
         return _stein(self, kernel, x, s, jnp.asarray(h, x.dtype))
+
+    def on_shard(self, axes: Axes, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
+        """See :class:`yggdrax.stein.engine.Engine`."""
+        (phi,), (status,) = _forward((self, kernel), axes, (x, s), (h,))
+        return SteinSum(phi, status)
+
+    def on_shard_adjoint(
+        self, axes: Axes, x: Array, s: Array, u: Array, h: Array, kernel: Kernel
+    ) -> tuple[Array, Array, Array]:
+        """See :class:`yggdrax.stein.engine.Engine`."""
+        (dx, ds), (dh,) = _backward((self, kernel), axes, (x, s, u), (h,))
+        return dx, ds, dh
 
     def refuses(self, shape: tuple[int, int], dtype, kernel: Kernel) -> str | None:
         """Why this engine cannot serve such particles, or None if it can."""
@@ -150,9 +167,15 @@ class Fourier(Engine):
                 rungs.append(count)
         return tuple(rungs)
 
-    def serves(self, points: Array, kernel: Kernel) -> Array | bool:
+    def modes_of(self, rung: int, d: int, dtype, kernel: Kernel) -> int:
+        """The mode count along an axis of one of :meth:`reaches`."""
+        if rung == 0:
+            return _small_modes(kernel, _Rule.of(self.rtol, kernel, small=True))
+        return self.ladder(d, dtype, kernel)[rung - 1]
+
+    def serves(self, points: Array, kernel: Kernel, axes: Axes = ()) -> Array | bool:
         """Which of :meth:`reaches` may serve ``points`` (in units of h), (rungs,) bool."""
-        del points, kernel
+        del points, kernel, axes
         return True
 
     def reaches(self, d: int, dtype, kernel: Kernel) -> np.ndarray:
@@ -183,85 +206,96 @@ def _small_modes(kernel: Kernel, rule: _Rule) -> int:
 # --- one call: guard, choose a rung, run it --------------------------------------------------
 
 
-def _guard(x: Array, s: Array, h: Array) -> tuple[Array, Array, Array]:
+def _guard(x: Array, s: Array, h: Array, axes: Axes) -> tuple[Array, Array, Array]:
     """Particles and scores with zeros for what is not finite, and whether all was finite."""
     fine_x, fine_s = jnp.isfinite(x), jnp.isfinite(s)
-    finite = jnp.all(fine_x) & jnp.all(fine_s) & ~jnp.isnan(h)
+    finite = every(jnp.all(fine_x) & jnp.all(fine_s), axes) & ~jnp.isnan(h)
     return jnp.where(fine_x, x, 0), jnp.where(fine_s, s, 0), finite
 
 
-def _rung(engine: Fourier, kernel: Kernel, box: modes.Box) -> tuple[Array, int]:
+def _rung(engine: Fourier, kernel: Kernel, box: modes.Box, axes: Axes) -> tuple[Array, int]:
     """The index of the rung to run, and the index that stands for the fallback."""
     d = box.points.shape[1]
     reaches = engine.reaches(d, box.points.dtype, kernel)
     limit = len(reaches)
     index = jnp.sum(box.extent > jnp.asarray(reaches, box.extent.dtype))
     # A bandwidth of 0 and an overflowing extent give NaN or infinity, in the points as well.
-    usable = jnp.isfinite(box.extent) & jnp.all(jnp.isfinite(box.points))
-    serves = jnp.broadcast_to(engine.serves(box.points, kernel), (limit,))
+    usable = every(jnp.isfinite(box.extent) & jnp.all(jnp.isfinite(box.points)), axes)
+    serves = jnp.broadcast_to(engine.serves(box.points, kernel, axes), (limit,))
     usable &= serves[jnp.minimum(index, limit - 1)]
     return jnp.where(usable, index, limit).astype(jnp.int32), limit
 
 
-def _forward(engine: Fourier, kernel: Kernel, x: Array, s: Array, h: Array) -> SteinSum:
+def _forward(static, axes: Axes, rows, rest):
+    """((phi,), (status,)) of one shard's x and s, for h."""
+    engine, kernel = static
+    (x, s), (h,) = rows, rest
     d = x.shape[1]
-    x, s, finite = _guard(x, s, h)
-    box = modes.bounding_box(x, h)
-    index, limit = _rung(engine, kernel, box)
+    x, s, finite = _guard(x, s, h, axes)
+    box = modes.bounding_box(x, h, axes)
+    index, limit = _rung(engine, kernel, box, axes)
     points = jnp.where(index == limit, 0, box.points)
 
     def small(operands):
         _, s, h, box = operands
         rule = _Rule.of(engine.rtol, kernel, small=True)
-        phi = modes.forward_sum_of_a_small_box(box, s, h, kernel, _small_modes(kernel, rule), rule)
+        count = _small_modes(kernel, rule)
+        phi = modes.forward_sum_of_a_small_box(box, s, h, kernel, count, rule, axes)
         return phi, jnp.zeros((), jnp.int32)
 
     def run(count, operands):
         _, s, h, box = operands
-        phi = modes.forward_sum(box, s, h, kernel, count, _Rule.of(engine.rtol, kernel))
+        phi = modes.forward_sum(box, s, h, kernel, count, _Rule.of(engine.rtol, kernel), axes)
         return phi, jnp.zeros((), jnp.int32)
 
     def other(operands):
         x, s, h, _ = operands
-        phi, status = engine.fallback.stein(x, s, h, kernel)
+        phi, status = engine.fallback.on_shard(axes, x, s, h, kernel)
         return phi, status | jnp.int32(engine.fallback_status)
 
     ladder = engine.ladder(d, x.dtype, kernel)
     branches = [small, *(functools.partial(run, m) for m in ladder), other]
     phi, status = jax.lax.switch(index, branches, (x, s, h, box._replace(points=points)))
     status = jnp.where(finite, status, jnp.int32(Status.NONFINITE))
-    return SteinSum(jnp.where(finite, phi, jnp.nan), status)
+    return (jnp.where(finite, phi, jnp.nan),), (status,)
 
 
-def _backward(engine: Fourier, kernel: Kernel, x: Array, s: Array, h: Array, u: Array):
+def _backward(static, axes: Axes, rows, rest):
+    """((dx, ds), (dh,)) of one shard's x and s, and of h, for the cotangent of its phi."""
+    engine, kernel = static
+    (x, s, u), (h,) = rows, rest
     d = x.shape[1]
-    x, s, finite = _guard(x, s, h)
-    box = modes.bounding_box(x, h)
-    index, limit = _rung(engine, kernel, box)
+    x, s, finite = _guard(x, s, h, axes)
+    box = modes.bounding_box(x, h, axes)
+    index, limit = _rung(engine, kernel, box, axes)
     index = jnp.where(box.extent < _TINY, limit, index)
     points = jnp.where(index == limit, 0, box.points)
 
     def run(count, rule, operands):
         _, s, h, u, box = operands
-        return modes.adjoint_sum(box, s, h, u, kernel, count, rule)
+        return modes.adjoint_sum(box, s, h, u, kernel, count, rule, axes)
 
     def other(operands):
         x, s, h, u, _ = operands
-        _, pullback = jax.vjp(lambda x, s, h: engine.fallback.stein(x, s, h, kernel).phi, x, s, h)
-        return pullback(u)
+        return engine.fallback.on_shard_adjoint(axes, x, s, u, h, kernel)
 
     fine, coarse = _Rule.of(engine.rtol, kernel, small=True), _Rule.of(engine.rtol, kernel)
     rungs = [(_small_modes(kernel, fine), fine)]
     rungs += [(m, coarse) for m in engine.ladder(d, x.dtype, kernel)]
     branches = [*(functools.partial(run, *rung) for rung in rungs), other]
     cotangents = jax.lax.switch(index, branches, (x, s, h, u, box._replace(points=points)))
-    return tuple(jnp.where(finite, c, jnp.nan) for c in cotangents)
+    dx, ds, dh = (jnp.where(finite, c, jnp.nan) for c in cotangents)
+    return (dx, ds), (dh,)
 
 
 # A batch is a loop: a batched switch would run every rung, and the exact sum, for every member.
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _stein(engine: Fourier, kernel: Kernel, x: Array, s: Array, h: Array) -> SteinSum:
-    return sequential_vmap(functools.partial(_forward, engine, kernel))(x, s, h)
+    def one(x, s, h):
+        (phi,), (status,) = over_shards(_forward, (engine, kernel), (x, s), (h,), 1)
+        return SteinSum(phi, status)
+
+    return sequential_vmap(one)(x, s, h)
 
 
 def _stein_forward(engine, kernel, x, s, h):
@@ -269,8 +303,11 @@ def _stein_forward(engine, kernel, x, s, h):
 
 
 def _stein_backward(engine, kernel, residuals, cotangents):
-    backward = sequential_vmap(functools.partial(_backward, engine, kernel))
-    return backward(*residuals, cotangents.phi)
+    def one(x, s, h, u):
+        (dx, ds), (dh,) = over_shards(_backward, (engine, kernel), (x, s, u), (h,), 2)
+        return dx, ds, dh
+
+    return sequential_vmap(one)(*residuals, cotangents.phi)
 
 
 _stein.defvjp(_stein_forward, _stein_backward)
