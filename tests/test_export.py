@@ -1,5 +1,7 @@
 """Particles outside the framework."""
 
+import sys
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -28,3 +30,34 @@ def test_a_bare_array_is_called_particles(tmp_path):
 def test_leaves_of_one_name_are_refused():
     with pytest.raises(ValueError, match="share a name"):
         export.to_arrays({"a/b": jnp.zeros(1), "a": {"b": jnp.zeros(1)}})
+
+
+def test_arviz_reads_the_particles_as_one_chain():
+    particles = {
+        "params": {"kernel": np.random.RandomState(0).randn(50, 2, 1)},
+        "log_noise_precision": np.random.RandomState(1).randn(50),
+    }
+    data = export.to_arviz(
+        particles,
+        posterior_predictive={"y": np.zeros((50, 7))},
+        log_likelihood={"y": np.zeros((50, 7))},
+        observed_data={"y": np.zeros(7)},
+    )
+    kernel = data.posterior["params.kernel"]
+    assert kernel.shape == (1, 50, 2, 1)
+    np.testing.assert_array_equal(kernel[0], particles["params"]["kernel"])
+    assert data.posterior_predictive["y"].shape == data.log_likelihood["y"].shape == (1, 50, 7)
+    assert data.observed_data["y"].shape == (7,)
+
+
+def test_arviz_refuses_what_has_no_common_axis():
+    with pytest.raises(ValueError, match=r"leading axes differ.*\[4, 5\]"):
+        export.to_arviz({"a": np.zeros(5)}, posterior_predictive={"y": np.zeros((4, 7))})
+    with pytest.raises(ValueError, match="no leading axis"):
+        export.to_arviz({"a": np.zeros(())})
+
+
+def test_without_arviz_the_error_names_the_extra(monkeypatch):
+    monkeypatch.setitem(sys.modules, "arviz", None)
+    with pytest.raises(ImportError, match=r"pip install 'yggdrax\[arviz\]'"):
+        export.to_arviz({"a": np.zeros(5)})

@@ -6,7 +6,13 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from yggdrax.particles import init_model_state, init_particles, particle_grads
+from yggdrax.particles import (
+    EqualParticlesWarning,
+    init_model_state,
+    init_particles,
+    particle_grads,
+    warn_if_equal,
+)
 from yggdrax.targets import BayesianNetwork, Gaussian, LogDensity, Target
 
 
@@ -184,3 +190,16 @@ def test_leaf_dtypes_are_kept():
     )
     grads = particle_grads(target, particles)
     assert grads["a"].dtype == jnp.bfloat16 and grads["b"].dtype == jnp.float32
+
+
+def test_equal_members_at_the_start_give_a_warning():
+    constant = LogDensity(lambda x: -jnp.sum(x**2), init=lambda key: {"x": jnp.ones(3)})
+    with pytest.warns(EqualParticlesWarning, match="only 1 of 4 particles differ"):
+        init_particles(jax.random.key(0), constant, 4)
+    # Equal sums are no equal particles, and one pair among many is found.
+    warn_if_equal(jnp.array([[1.0, 2.0], [2.0, 1.0], [3.0, 0.0]]))
+    many = np.random.RandomState(0).randn(500, 2)
+    many[77] = many[401]
+    with pytest.warns(EqualParticlesWarning, match="only 499 of 500"):
+        warn_if_equal({"a": many[:, :1], "b": many[:, 1:]})
+    jax.jit(lambda key: init_particles(key, constant, 4))(jax.random.key(0))  # silent inside jit

@@ -51,17 +51,20 @@ _EXPORTS = {
     "BayesianNetwork": "targets",
     "LogDensity": "targets",
     "LinenNetwork": "targets",
+    "Whitened": "targets",
     "predict": "targets",
     "init_particles": "particles",
     "init_model_state": "particles",
     "particle_grads": "particles",
     # whole runs
     "sample": "unroll",
+    "unrolled": "unroll",
     # judging and keeping
     "ksd_squared": "diagnostics",
     "mmd_squared": "diagnostics",
     "save_npz": "export",
     "load_npz": "export",
+    "to_arviz": "export",
     "Checkpointer": "checkpoint",
 }
 

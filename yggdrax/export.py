@@ -1,14 +1,19 @@
-"""Particles leave the framework: NumPy archives, ArviZ, plain trees for serving."""
+"""Particles leave the framework: NumPy archives and ArviZ.
+
+For serving a network, ``BayesianNetwork.flax_state`` gives the plain Flax state of its members.
+"""
 
 import os
+import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import jax
 import numpy as np
 
 from yggdrax.typing import PyTree
 
-__all__ = ["leaf_names", "load_npz", "save_npz", "to_arrays"]
+__all__ = ["leaf_names", "load_npz", "save_npz", "to_arrays", "to_arviz"]
 
 
 def leaf_names(tree: PyTree) -> list[str]:
@@ -63,3 +68,59 @@ def load_npz(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
     """Reads an archive back as a dictionary of arrays by name."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
+
+
+def to_arviz(
+    particles: PyTree,
+    *,
+    posterior_predictive: Mapping[str, Any] | None = None,
+    log_likelihood: Mapping[str, Any] | None = None,
+    observed_data: Mapping[str, Any] | None = None,
+) -> Any:
+    """Particles as ``arviz.InferenceData``: one chain, one draw for each particle.
+
+    Variables are named by their path, joined by dots, such as ``params.hidden.kernel``. Particles
+    are no Markov chain: effective sample sizes and R-hat computed from them mean nothing.
+
+    Args:
+      particles: a tree whose leaves have the leading axis N.
+      posterior_predictive: arrays (N, ...) by name, such as the ``members`` of a prediction.
+      log_likelihood: arrays (N, rows) by name, the log density of each row under each particle.
+      observed_data: arrays by name.
+
+    Raises:
+      ImportError: without ArviZ, naming the extra.
+      ValueError: if two leaves would get one name, or leading axes differ.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> to_arviz({"w": jnp.zeros((5, 2))}).posterior["w"].shape
+      (1, 5, 2)
+    """
+    try:
+        with warnings.catch_warnings():
+            # Announces its next major version, which the extra excludes, when first imported.
+            warnings.simplefilter("ignore", FutureWarning)
+            import arviz
+    except ImportError as error:
+        raise ImportError("to_arviz needs ArviZ: python -m pip install 'yggdrax[arviz]'") from error
+    posterior = {name.replace("/", "."): leaf for name, leaf in to_arrays(particles).items()}
+    groups = {
+        "posterior": posterior,
+        "posterior_predictive": posterior_predictive,
+        "log_likelihood": log_likelihood,
+    }
+    groups = {group: _one_chain(group, arrays) for group, arrays in groups.items() if arrays}
+    sizes = {array.shape[1] for arrays in groups.values() for array in arrays.values()}
+    if len(sizes) > 1:
+        raise ValueError(f"leading axes differ, and each must be N: found {sorted(sizes)}.")
+    if observed_data:
+        groups["observed_data"] = {name: np.asarray(v) for name, v in observed_data.items()}
+    return arviz.from_dict(**groups)
+
+
+def _one_chain(group: str, arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    scalars = [name for name, array in arrays.items() if np.ndim(array) == 0]
+    if scalars:
+        raise ValueError(f"{group} holds scalars, which have no leading axis N: {scalars}.")
+    return {name: np.asarray(array)[None] for name, array in arrays.items()}

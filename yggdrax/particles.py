@@ -5,6 +5,7 @@ of the *mean* of the losses is 1/N of the right one and silently targets p^(1/N)
 is far too wide. :func:`particle_grads` returns the gradients that ``svgd`` expects.
 """
 
+import warnings
 from typing import Any, Literal, overload
 
 import jax
@@ -14,7 +15,17 @@ import numpy as np
 from yggdrax.targets.base import Target, check_scalar
 from yggdrax.typing import Key, ParticleTree, PyTree
 
-__all__ = ["init_model_state", "init_particles", "particle_grads"]
+__all__ = [
+    "EqualParticlesWarning",
+    "init_model_state",
+    "init_particles",
+    "particle_grads",
+    "warn_if_equal",
+]
+
+
+class EqualParticlesWarning(UserWarning):
+    """Some particles start equal, and equal particles can never separate."""
 
 
 def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree:
@@ -31,6 +42,10 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
     Raises:
       ValueError: if ``num_particles`` is not a positive integer.
 
+    Warns:
+      EqualParticlesWarning: if the target draws equal particles, since equal particles get equal
+        updates for ever. (Not checked inside ``jax.jit``.)
+
     Example:
       >>> from yggdrax.targets import Banana
       >>> init_particles(jax.random.key(0), Banana(), 100).shape
@@ -38,7 +53,44 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
     """
     # Compiled as one program: op by op, a network's initialisers take several times as long.
     draw = jax.jit(jax.vmap(target.init))
-    return draw(jax.random.split(key, _check_count(num_particles)))
+    particles = draw(jax.random.split(key, _check_count(num_particles)))
+    warn_if_equal(particles, stacklevel=3)
+    return particles
+
+
+def warn_if_equal(particles: ParticleTree, *, stacklevel: int = 2) -> None:
+    """Warns if two particles are equal in every number; silent on traced values.
+
+    Warns:
+      EqualParticlesWarning: with the number of different particles and the remedy.
+
+    Example:
+      >>> import warnings
+      >>> with warnings.catch_warnings(record=True) as caught:
+      ...     warnings.simplefilter("always")
+      ...     warn_if_equal(jnp.array([[1.0], [2.0], [1.0]]))
+      >>> str(caught[0].message).split(":")[0]
+      'only 2 of 3 particles differ'
+    """
+    leaves = jax.tree.leaves(particles)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+        return
+    num_particles = leaves[0].shape[0]
+    rows = [np.ascontiguousarray(leaf).reshape(num_particles, -1) for leaf in leaves]
+    # Equal particles have equal sums, so only those with a sum that is not their own are compared.
+    sums = sum((row.sum(axis=1, dtype=np.float64) for row in rows), start=np.zeros(num_particles))
+    _, first, counts = np.unique(sums, return_inverse=True, return_counts=True)
+    alike = np.flatnonzero(counts[first] > 1)
+    members = {b"".join(row[i].tobytes() for row in rows) for i in alike}
+    different = num_particles - len(alike) + len(members)
+    if different < num_particles:
+        warnings.warn(
+            f"only {different} of {num_particles} particles differ: equal particles get equal "
+            "updates and can never separate. Draw each with a key of its own, as init_particles "
+            "does for a target whose init uses its key, or add noise to them.",
+            EqualParticlesWarning,
+            stacklevel=stacklevel,
+        )
 
 
 def init_model_state(key: Key, target: Target, num_particles: int) -> PyTree:

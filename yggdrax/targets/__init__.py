@@ -23,6 +23,7 @@ from yggdrax.targets.priors import (
 )
 from yggdrax.targets.regression import LogisticRegression
 from yggdrax.targets.toy import Banana, Funnel, Gaussian, Mixture, ToyTarget
+from yggdrax.targets.whitened import Whitened
 
 __all__ = [
     "Banana",
@@ -49,6 +50,7 @@ __all__ = [
     "StudentTPrior",
     "Target",
     "ToyTarget",
+    "Whitened",
     "likelihoods",
     "predict",
     "priors",

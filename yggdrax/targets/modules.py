@@ -36,6 +36,10 @@ class Network(Protocol):
         """Outputs (B, ...) and the new mutable collections."""
         ...
 
+    def flax_state(self, params: PyTree, state: PyTree | None) -> Any:
+        """All variables of one member, as Flax itself keeps them."""
+        ...
+
 
 class NNXNetwork:
     """An NNX module, split into parameters, carried collections and random keys.
@@ -101,20 +105,28 @@ class NNXNetwork:
             raise ValueError(
                 "the network draws random numbers (dropout): pass key=, a new one each step."
             )
+        parts = self._states(params, state, key)
+        module = nnx.merge(self.train_graph if train else self.eval_graph, *parts)
+        outputs = module(x)  # pyright: ignore[reportCallIssue]
+        return outputs, nnx.to_pure_dict(_split(module)[3])
+
+    def flax_state(self, params: PyTree, state: PyTree | None) -> nnx.State:
+        """The ``nnx.State`` of the whole module, random streams included."""
+        return nnx.merge_state(*self._states(params, state, None))
+
+    def _states(self, params: PyTree, state: PyTree | None, key: Key | None) -> list[Any]:
         if state is None and self.needs_state:
             raise ValueError(_NO_STATE)
         if state is None:  # only counts of random draws, which start at 0
             state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), self.counts)
         key = jax.random.key(0) if key is None else _typed(key)
         keys = [jax.random.fold_in(key, i) for i in range(self.num_keys)]
-        values = (params, keys, state)
-        parts = [
+        return [
             _fill(structure, value, name)
-            for structure, value, name in zip(self.structures, values, _PARTS, strict=True)
+            for structure, value, name in zip(
+                self.structures, (params, keys, state), _PARTS, strict=True
+            )
         ]
-        module = nnx.merge(self.train_graph if train else self.eval_graph, *parts)
-        outputs = module(x)  # pyright: ignore[reportCallIssue]
-        return outputs, nnx.to_pure_dict(_split(module)[3])
 
 
 class LinenNetwork:
@@ -174,13 +186,17 @@ class LinenNetwork:
         self, params: PyTree, state: PyTree | None, x: Array, *, train: bool, key: Key | None
     ) -> tuple[Array, PyTree]:
         """Runs the module with these values."""
-        if state is None and self.needs_state:
-            raise ValueError(_NO_STATE)
-        variables = {"params": params, **(state or {})}
+        variables = self.flax_state(params, state)
         rngs = None if key is None else {"dropout": key}
         return self.module.apply(
             variables, x, rngs=rngs, mutable=list(state or {}), **self._mode(train)
         )
+
+    def flax_state(self, params: PyTree, state: PyTree | None) -> dict[str, Any]:
+        """The variables that the module's ``apply`` takes."""
+        if state is None and self.needs_state:
+            raise ValueError(_NO_STATE)
+        return {"params": params, **(state or {})}
 
 
 def as_network(module: Any, mutable: Sequence[type] = ()) -> Network:

@@ -108,6 +108,29 @@ class BayesianNetwork(Target):
         """The network's outputs (B, ...) for one particle, and the new mutable collections."""
         return self.network.apply(particle["params"], model_state, x, train=train, key=key)
 
+    def flax_state(self, particles: PyTree, model_state: PyTree | None = None) -> Any:
+        """The members as plain Flax, for serving without this package.
+
+        Args:
+          particles: leaves (N, ...).
+          model_state: the members' mutable collections, for networks that have some.
+
+        Returns:
+          With a leading axis N: for an NNX module the ``nnx.State`` of your module, for
+          ``nnx.merge`` or ``nnx.update``; for a Linen module the variables for ``module.apply``.
+
+        Example:
+          >>> from functools import partial
+          >>> build = partial(nnx.Linear, 3, 1)
+          >>> target = BayesianNetwork(build)
+          >>> particles = jax.vmap(target.init)(jax.random.split(jax.random.key(0), 5))
+          >>> graph = nnx.graphdef(build(rngs=nnx.Rngs(0)))
+          >>> state = target.flax_state(particles)
+          >>> jax.vmap(lambda s: nnx.merge(graph, s)(jnp.ones((2, 3))))(state).shape
+          (5, 2, 1)
+        """
+        return jax.vmap(self.network.flax_state)(particles["params"], model_state)
+
     def __call__(self, particle: PyTree, batch: Any = None, *, key: Key | None = None) -> Array:
         """Log posterior of one particle up to a constant."""
         return self.apply(particle, None, batch, key=key)[0]
