@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.custom_batching import custom_vmap
 from jax.experimental.custom_partitioning import custom_partitioning
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -32,6 +33,7 @@ __all__ = [
     "may_be_sharded",
     "offset",
     "on_mesh_of",
+    "on_one_device",
     "over_shards",
     "pass_round",
     "replicated_like",
@@ -146,18 +148,38 @@ def may_be_sharded(tree: PyTree) -> bool:
     )
 
 
+def on_one_device(array: Array) -> bool:
+    """Whether an array is certain to be whole where the program runs.
+
+    Example:
+      >>> on_one_device(jnp.zeros((8, 2)))
+      True
+    """
+    mesh = _mesh_of(array)
+    if mesh is not None:
+        return mesh.size == 1 or _in_shard(mesh)
+    # A traced array may be put on several devices later, by in_shardings or a constraint.
+    return jax.device_count() == 1 or not isinstance(array, Tracer)
+
+
 def replicated_like(tree: PyTree, like: PyTree) -> PyTree:
     """Puts arrays on every device of the mesh of ``like``, where it has one.
 
-    A state that starts where the steps leave it does not make the first step compile twice.
+    A state that starts where the steps leave it does not make the second step compile again.
     """
     for leaf in jax.tree.leaves(like):
-        if isinstance(leaf, jax.core.Tracer):
-            return tree if _mesh_of(leaf) is None else on_mesh_of(tree, leaf)
+        if isinstance(leaf, Tracer):
+            return on_mesh_of(tree, leaf)
         sharding: Any = getattr(leaf, "sharding", None)
         if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
-            return jax.device_put(tree, NamedSharding(sharding.mesh, PartitionSpec()))
+            return jax.tree.map(functools.partial(_put_everywhere, sharding.mesh), tree)
     return tree
+
+
+def _put_everywhere(mesh: Any, array: Array) -> Array:
+    # An explicit type lists every axis of an array.
+    spec = PartitionSpec() if _automatic(mesh) else PartitionSpec(*(None,) * array.ndim)
+    return jax.device_put(array, NamedSharding(mesh, spec))
 
 
 def on_mesh_of(tree: PyTree, like: Array) -> PyTree:
@@ -238,11 +260,9 @@ def over_shards(
       The two tuples, as arrays over all shards.
     """
     rows, rest = tuple(rows), tuple(rest)
+    if on_one_device(rows[0]):
+        return body(static, (), rows, rest)
     mesh = _mesh_of(rows[0])
-    if jax.device_count() == 1 or (mesh is not None and (mesh.size == 1 or _in_shard(mesh))):
-        return body(static, (), rows, rest)
-    if mesh is None and not any(isinstance(row, jax.core.Tracer) for row in rows):
-        return body(static, (), rows, rest)
     sizes = (len(rows), len(rest), row_results)
     axes = next((a for a in map(_explicit_axes, rows) if a), ())
     if axes or (mesh is not None and not _automatic(mesh)):

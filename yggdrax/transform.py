@@ -29,6 +29,7 @@ from yggdrax.kernels import (
     floor_of,
     resolve_kernel,
 )
+from yggdrax.sharding import may_be_sharded, replicated_like
 from yggdrax.status import Status, StatusError, explain
 from yggdrax.stein.check import measured_error
 from yggdrax.stein.choose import resolve_engine
@@ -136,7 +137,8 @@ def svgd(
         layout = layout_of(params)
         options.validate(layout, params)
         carry = scale.init(params, layout.dtype) if isinstance(scale, RunningScale) else ()
-        return _initial_state(layout.dtype, options.groups(layout), carry)
+        state = _initial_state(layout.dtype, options.groups(layout), carry)
+        return replicated_like(state, params)
 
     def update(updates: Any, state: Any, params: Any = None, **extra_args: Any):
         del extra_args
@@ -271,9 +273,11 @@ class _Options(NamedTuple):
             (phi,), status, error = self._engine((matrix,), (scores,), h, state)
             return phi[:, 0], h, status | flags, error
 
-        # Coordinates side by side as long as their kernel matrices stay small together.
+        # Coordinates side by side as long as their kernel matrices stay small together. Particles
+        # on several devices stay there if the coordinates take turns.
         n = layout.num_particles
         batch = max(1, min(layout.dimension, 4_194_304 // n**2))
+        batch = None if may_be_sharded(xs) else batch
         phi, h, status, errors = jax.lax.map(one, (xs.T, ss.T), batch_size=batch)
         status = jax.lax.reduce(status, jnp.zeros((), status.dtype), jax.lax.bitwise_or, (0,))
         return layout.split((phi.T,)), h, status, jnp.max(errors)
@@ -293,7 +297,7 @@ class _Options(NamedTuple):
         at_floor = h < floor
         equal = jax.lax.cond(
             at_floor,
-            lambda: jnp.all(jnp.stack([jnp.all(leaf == leaf[:1]) for leaf in leaves])),
+            lambda: jnp.all(jnp.stack([jnp.all(jnp.max(v, 0) == jnp.min(v, 0)) for v in leaves])),
             lambda: jnp.asarray(False),
         )
         flags = jnp.where(at_floor, Status.BANDWIDTH_FLOOR.value, 0) | jnp.where(

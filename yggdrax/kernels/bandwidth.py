@@ -13,6 +13,12 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from yggdrax.kernels.distances import (
+    FEW_DIMENSIONS,
+    SAMPLED_PAIRS,
+    all_squared_distances,
+    sampled_squared_distances,
+)
 from yggdrax.typing import Array, Number
 
 __all__ = ["BandwidthRule", "MedianRule", "check_positive", "floor_of"]
@@ -21,13 +27,6 @@ __all__ = ["BandwidthRule", "MedianRule", "check_positive", "floor_of"]
 # matrix product for all pairs is cheaper than gathering the sample, up to a larger N.
 ALL_PAIRS = 512
 ALL_PAIRS_BY_PRODUCT = 1024
-FEW_DIMENSIONS = 16
-# Odd, so that the sample has one middle. The sampled median's rank has a standard deviation of
-# 0.5 / sqrt(32769) = 0.28 % of all pairs.
-SAMPLED_PAIRS = 32769
-_SEED = 20160815
-# Numbers gathered at a time, so that networks are never gathered 32769 times over.
-_GATHERED = 4_194_304
 
 
 def floor_of(dtype) -> float:
@@ -63,7 +62,8 @@ class MedianRule:
     squared distances are averaged).
     Above, the median of 32769 pairs drawn once from a fixed seed: the same pairs at every call and
     on every device, within 1 % of the median in rank. The value is found by bisection, without a
-    sort. Its derivative is that of the pair that is the median.
+    sort. Its derivative is that of the pair that is the median. Particles split over devices stay
+    where they are, and every device finds the same value.
 
     Example:
       >>> import jax.numpy as jnp
@@ -97,33 +97,13 @@ class BandwidthRule:
     fn: Callable[..., Number]
 
 
-@functools.lru_cache(maxsize=32)
-def _sampled_pairs(n: int) -> tuple[np.ndarray, np.ndarray]:
-    rng = np.random.Generator(np.random.PCG64(_SEED))
-    left = rng.integers(0, n, SAMPLED_PAIRS)
-    right = (left + rng.integers(1, n, SAMPLED_PAIRS)) % n
-    return left.astype(np.int32), right.astype(np.int32)
-
-
 def _median_of_sample(leaves: Sequence[Array]) -> Array:
-    left, right = (jnp.asarray(side) for side in _sampled_pairs(leaves[0].shape[0]))
-
-    def squared_distance(pair):
-        i, j = pair
-        return sum(jnp.sum(jnp.square(leaf[i] - leaf[j])) for leaf in leaves)
-
-    dimension = sum(leaf.shape[1] for leaf in leaves)
-    if dimension * SAMPLED_PAIRS <= _GATHERED:
-        values = jax.vmap(squared_distance)((left, right))
-    else:
-        batch = max(1, _GATHERED // dimension)
-        values = jax.lax.map(squared_distance, (left, right), batch_size=batch)
-    return _kth_smallest(values, SAMPLED_PAIRS // 2)
+    return _kth_smallest(sampled_squared_distances(leaves), SAMPLED_PAIRS // 2)
 
 
 def _median_of_all(leaves: Sequence[Array]) -> Array:
     n = leaves[0].shape[0]
-    distances = _all_squared_distances(leaves)
+    distances = all_squared_distances(leaves)
     # Every pair stands twice in the symmetric matrix; its diagonal is moved out of the way.
     off = jnp.where(jnp.eye(n, dtype=bool), jnp.inf, distances).ravel()
     count = n * (n - 1) // 2
@@ -133,21 +113,6 @@ def _median_of_all(leaves: Sequence[Array]) -> Array:
     # The next one up: the same again if it occurs often enough, else the smallest that is larger.
     again = jnp.sum(off <= lower) > 2 * (count // 2)
     return 0.5 * (lower + jnp.where(again, lower, jnp.min(jnp.where(off > lower, off, jnp.inf))))
-
-
-def _all_squared_distances(leaves: Sequence[Array]) -> Array:
-    if sum(leaf.shape[1] for leaf in leaves) <= FEW_DIMENSIONS:
-        return sum(jnp.sum(jnp.square(leaf[:, None] - leaf[None]), axis=-1) for leaf in leaves)  # type: ignore[return-value]
-    # One matrix product on centred particles; what is lost in its rounding counts as coincident.
-    total, scale = 0.0, 0.0
-    for leaf in leaves:
-        centred = leaf - jnp.mean(leaf, axis=0)
-        squares = jnp.sum(jnp.square(centred), axis=1)
-        pair = squares[:, None] + squares[None]
-        gram = jnp.dot(centred, centred.T, precision=jax.lax.Precision.HIGHEST)
-        total, scale = total + (pair - 2 * gram), scale + pair
-    noise = 16 * float(jnp.finfo(leaves[0].dtype).eps)
-    return jnp.where(total > noise * scale, total, 0 * total)
 
 
 @functools.partial(jax.custom_jvp, nondiff_argnums=(1,))
@@ -182,4 +147,4 @@ def _kth_smallest_jvp(k, primals, tangents):
     # The derivative of an order statistic is that of the entry it is. The nearest, not the equal:
     # a compiler may compute the distances twice with different rounding.
     nearest = jnp.argmin(jnp.abs(values - value))
-    return value, tangent[nearest]
+    return value, jnp.sum(jnp.where(jnp.arange(values.shape[0]) == nearest, tangent, 0))

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from yggdrax.kernels import RBF, Kernel
+from yggdrax.sharding import Axes, fetch, shard_count
 from yggdrax.stein import nufft
 from yggdrax.stein.engine import Engine, SteinSum
 from yggdrax.stein.exact import Exact
@@ -86,6 +87,7 @@ class Auto(Engine):
     """
 
     needs_one_matrix: ClassVar[bool] = False
+    shards: ClassVar[bool] = True
     rtol: float = 1e-3
     check_every: int = 100
 
@@ -145,19 +147,20 @@ class _Cheaper(Fourier):
             default=lambda x, s, h: Exact().stein(x, s, h, kernel),
         )
 
-    def serves(self, points: Array, kernel: Kernel) -> Array:
+    def serves(self, points: Array, kernel: Kernel, axes: Axes = ()) -> Array:
         """Which of :meth:`Fourier.reaches` are cheaper than the exact sum, (rungs,) bool."""
-        n, d = points.shape
+        n, d = points.shape[0] * shard_count(axes), points.shape[1]
         price = Price.of(d, points.dtype, kernel)
         ladder = self.ladder(d, points.dtype, kernel)
         costs = np.array([price.fourier(n, m, d) for m in (ladder[0], *ladder)])
-        share = jnp.maximum(share_within_reach(points, kernel), _LEAST_SHARE)
+        share = jnp.maximum(share_within_reach(points, kernel, axes), _LEAST_SHARE)
         return jnp.asarray(costs / price.exact(n), share.dtype) < share
 
 
-def share_within_reach(points: Array, kernel: Kernel) -> Array:
+def share_within_reach(points: Array, kernel: Kernel, axes: Axes = ()) -> Array:
     """The share of pairs that the kernel reaches, of points in units of h, from a fixed sample."""
     rng = np.random.default_rng(_PAIRS)
-    left, right = rng.integers(0, points.shape[0], (2, _PAIRS)).astype(np.int32)
-    u = jnp.sum(jnp.square(points[left] - points[right]), axis=1)
+    n = points.shape[0] * shard_count(axes)
+    left, right = rng.integers(0, n, (2, _PAIRS)).astype(np.int32)
+    u = jnp.sum(jnp.square(fetch(points, left, axes) - fetch(points, right, axes)), axis=1)
     return jnp.mean((u <= kernel.reach(points.dtype)).astype(points.dtype))

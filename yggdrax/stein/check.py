@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 
 from yggdrax.kernels import Kernel
+from yggdrax.sharding import Axes, fetch, over_shards, shard_count, total
 from yggdrax.stein.pairs import differences_squared, dot, weighted_differences
 from yggdrax.typing import Array
 
@@ -21,7 +22,8 @@ def measured_error(x: Array, s: Array, h: Array, kernel: Kernel, phi: Array, cou
     .. math:: \|\tilde\phi - \phi\| \,/\, \sqrt{ \|attraction\|^2 + \|repulsion\|^2 }
 
     with root sums of squares over the 64 targets, which are drawn (with replacement) from a fixed
-    seed and the step ``count``. Costs 64 N pairs; nothing is differentiated through it.
+    seed and the step ``count``. Costs 64 N pairs; nothing is differentiated through it. Of
+    particles split over devices each shard adds its own part.
 
     Returns:
       The error, ``()`` float32; NaN if anything is not finite.
@@ -34,7 +36,12 @@ def measured_error(x: Array, s: Array, h: Array, kernel: Kernel, phi: Array, cou
       True
     """
     x, s, h, phi = jax.lax.stop_gradient((x, s, h, phi))
-    n = x.shape[0]
+    return over_shards(_on_shard, kernel, (x, s, phi), (h, count), 0)[1][0]
+
+
+def _on_shard(kernel: Kernel, axes: Axes, rows_of_all, rest):
+    (x, s, phi), (h, count) = rows_of_all, rest
+    n = x.shape[0] * shard_count(axes)
     key = jax.random.fold_in(jax.random.key(_SEED), count)
     rows = jax.random.randint(key, (TARGETS,), 0, n)
     inverse_h = 1 / h
@@ -44,9 +51,10 @@ def measured_error(x: Array, s: Array, h: Array, kernel: Kernel, phi: Array, cou
         repulsion = weighted_differences(kernel.kappa(1, u), targets, x) * inverse_h * inverse_h
         return dot(kernel.kappa(0, u), s) / n, repulsion / n
 
-    attraction, repulsion = jax.lax.map(some, x[rows].reshape(-1, _ROWS, x.shape[1]))
+    targets = fetch(x, rows, axes).reshape(-1, _ROWS, x.shape[1])
+    attraction, repulsion = total(jax.lax.map(some, targets), axes)
     exact = (attraction + repulsion).reshape(TARGETS, -1)
     gross = jnp.sqrt(jnp.sum(attraction**2) + jnp.sum(repulsion**2))
-    wrong = jnp.sqrt(jnp.sum((phi[rows] - exact) ** 2))
+    wrong = jnp.sqrt(jnp.sum((fetch(phi, rows, axes) - exact) ** 2))
     # Nothing to be wrong about: no score and no repulsion.
-    return jnp.where(wrong == 0, 0, wrong / gross).astype(jnp.float32)
+    return (), (jnp.where(wrong == 0, 0, wrong / gross).astype(jnp.float32),)

@@ -9,6 +9,9 @@ With the period P and the frequencies :math:`\omega = 2 \pi k / P`,
 
 so that the repulsion is minus the gradient of the smoothed density and needs no weights of its
 own. :math:`\hat g` is the kernel's *symbol*: its Fourier coefficients over one period.
+
+Of particles split over shards, each shard transforms its own. The box is that of all particles,
+and the modes are added over the shards; nothing else is exchanged, whatever N.
 """
 
 import math
@@ -19,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from yggdrax.kernels import RBF, Kernel
+from yggdrax.sharding import Axes, largest, shard_count, smallest, total
 from yggdrax.stein import nufft
 from yggdrax.typing import Array
 
@@ -43,9 +47,9 @@ class Box(NamedTuple):
     """The longest side of the box, ()."""
 
 
-def bounding_box(x: Array, h: Array) -> Box:
-    """Coordinates from the centre of the smallest box, divided by the bandwidth."""
-    low, high = jnp.min(x, 0), jnp.max(x, 0)
+def bounding_box(x: Array, h: Array, axes: Axes = ()) -> Box:
+    """Coordinates from the centre of the smallest box of all shards, divided by the bandwidth."""
+    low, high = smallest(jnp.min(x, 0), axes), largest(jnp.max(x, 0), axes)
     centre = low + 0.5 * (high - low)
     return Box((x - centre) / h, jnp.max((high - low) / h))
 
@@ -175,19 +179,22 @@ def _field(grid: Grid, symbol: Array, density: Array, scores: Array) -> Array:
     return symbol * (scores - 1j * grid.frequency * density)
 
 
-def forward_sum(box: Box, s: Array, h: Array, kernel: Kernel, modes: int, rule) -> Array:
+def forward_sum(
+    box: Box, s: Array, h: Array, kernel: Kernel, modes: int, rule, axes: Axes = ()
+) -> Array:
     """phi, (N, d), by Fourier modes; ``rule`` gives the tolerance and the library's accuracy."""
     n, d = s.shape
     grid = make_grid(box, kernel, rule.tolerance, modes)
     weights = jnp.concatenate([s.T, jnp.full((1, n), 1 / h)])
-    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps)
-    field = _field(grid, _symbol(grid, kernel) / n, spectra[d], spectra[:d])
+    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps, axes)
+    symbol = _symbol(grid, kernel) / (n * shard_count(axes))
+    field = _field(grid, symbol, spectra[d], spectra[:d])
     values = nufft.synthesise(grid.theta, nufft.pack(field), modes, rule.eps)
     return nufft.unpack(values, d).T
 
 
 def forward_sum_of_a_small_box(
-    box: Box, s: Array, h: Array, kernel: Kernel, modes: int, rule
+    box: Box, s: Array, h: Array, kernel: Kernel, modes: int, rule, axes: Axes = ()
 ) -> Array:
     """The same for a box that is small against the bandwidth.
 
@@ -197,13 +204,15 @@ def forward_sum_of_a_small_box(
     n, d = s.shape
     # Both terms in units of the extent: what is transformed together is of like size.
     scale = box.extent / h
-    y = (box.points - jnp.mean(box.points, 0)).T
+    everybody = n * shard_count(axes)
+    mean = total(jnp.mean(box.points, 0), axes) / shard_count(axes)
+    y = (box.points - mean).T
     y = y / jnp.where(box.extent > 0, box.extent, 1)
     grid = make_grid(box, kernel, rule.tolerance, modes)
     weights = jnp.concatenate([s.T, scale * y, jnp.full((1, n), scale)])
-    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps)
+    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps, axes)
     scores, places, density = spectra[:d], spectra[d : 2 * d], spectra[2 * d :]
-    attraction, repulsion = (_symbol(grid, kernel, member) / n for member in (0, 1))
+    attraction, repulsion = (_symbol(grid, kernel, member) / everybody for member in (0, 1))
     fields = jnp.concatenate([attraction * scores - repulsion * places, repulsion * density])
     values = nufft.synthesise(grid.theta, nufft.pack(fields), modes, rule.eps)
     values = nufft.unpack(values, d + 1)
@@ -211,7 +220,7 @@ def forward_sum_of_a_small_box(
 
 
 def adjoint_sum(
-    box: Box, s: Array, h: Array, u: Array, kernel: Kernel, modes: int, rule
+    box: Box, s: Array, h: Array, u: Array, kernel: Kernel, modes: int, rule, axes: Axes = ()
 ) -> tuple[Array, Array, Array]:
     r"""Cotangents of x, s and h for the cotangent ``u`` (N, d) of phi.
 
@@ -222,9 +231,10 @@ def adjoint_sum(
     n, d = s.shape
     grid = make_grid(box, kernel, rule.tolerance, modes)
     weights = jnp.concatenate([s.T, jnp.full((1, n), 1 / h), u.T])
-    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps)
+    spectra = nufft.analyse(grid.theta, weights, modes, rule.eps, axes)
     scores, density, cotangents = spectra[:d], spectra[d], spectra[d + 1 :]
-    symbol = _symbol(grid, kernel) / n
+    everybody = n * shard_count(axes)
+    symbol = _symbol(grid, kernel) / everybody
     field = _field(grid, symbol, density, scores)
     back = symbol * cotangents
     slope = 1j * grid.frequency / h
@@ -234,6 +244,6 @@ def adjoint_sum(
     values = nufft.synthesise(grid.theta, packed, modes, rule.eps)
     gradients = values[: d * d].reshape(d, d, n)
     dx = jnp.sum(gradients.real * u.T + gradients.imag * s.T, 1) + values[d * d :].imag
-    in_h = _field(grid, _symbol_in_h(grid, kernel) / n, density, scores)
+    in_h = _field(grid, _symbol_in_h(grid, kernel) / everybody, density, scores)
     dh = jnp.sum(jnp.sum((jnp.conj(cotangents) * in_h).real, 1)) / h
     return dx.T, values[d * d :].real.T, dh

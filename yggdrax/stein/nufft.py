@@ -11,6 +11,7 @@ import importlib.util
 import jax
 import jax.numpy as jnp
 
+from yggdrax.sharding import Axes, total
 from yggdrax.typing import Array
 
 __all__ = ["analyse", "available", "pack", "require", "synthesise", "unpack"]
@@ -56,7 +57,7 @@ def pack(values: Array) -> Array:
     return jax.lax.complex(values[:half], values[half:])
 
 
-def analyse(theta: Array, weights: Array, modes: int, eps: float) -> Array:
+def analyse(theta: Array, weights: Array, modes: int, eps: float, axes: Axes = ()) -> Array:
     r"""The transforms ``sum_j w_j exp(-i k . theta_j)`` of real weights.
 
     Args:
@@ -64,6 +65,7 @@ def analyse(theta: Array, weights: Array, modes: int, eps: float) -> Array:
       weights: (c, N), real. Rows are to be of like size: two of them share the rounding.
       modes: modes along each axis, odd.
       eps: relative accuracy asked of the library.
+      axes: the points are those of one shard along these mesh axes; the sum is over all shards.
 
     Returns:
       Complex modes, (c, modes ** d); reversing the second axis turns k into -k.
@@ -73,7 +75,7 @@ def analyse(theta: Array, weights: Array, modes: int, eps: float) -> Array:
     count, shape = len(weights), (modes,) * theta.shape[1]
     packed = pack(weights)
     values = nufft1(shape, packed, *theta.T, iflag=-1, eps=eps, opts=_options(len(packed)))
-    values = values.reshape(len(packed), -1)
+    values = total(values.reshape(len(packed), -1), axes)
     mirrored = jnp.conj(values[:, ::-1])
     both = jnp.concatenate([0.5 * (values + mirrored), -0.5j * (values - mirrored)])
     return both[:count]
