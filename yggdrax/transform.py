@@ -314,6 +314,7 @@ class _Options(NamedTuple):
             return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured
         x0, s0 = x[0], s[0]
         engine = self.engine.choose(*x0.shape, x0.dtype, self.kernel)
+        engine.require_place(x0)
         if not engine.check_every:
             phi, status = engine.stein(x0, s0, h, self.kernel)
             return (phi,), status, unmeasured

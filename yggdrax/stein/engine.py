@@ -2,10 +2,11 @@
 
 from typing import ClassVar, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
 from yggdrax.kernels import Kernel
-from yggdrax.sharding import Axes
+from yggdrax.sharding import Axes, may_be_sharded
 from yggdrax.typing import Array
 
 __all__ = ["Engine", "SteinSum"]
@@ -59,13 +60,32 @@ class Engine:
         With no axes the particles are all there are. The status is the same on every shard. Not
         differentiable; :meth:`on_shard_adjoint` is its adjoint.
         """
-        raise NotImplementedError
+        self._require_one_device(axes)
+        return self.stein(x, s, h, kernel)
 
     def on_shard_adjoint(
         self, axes: Axes, x: Array, s: Array, u: Array, h: Array, kernel: Kernel
     ) -> tuple[Array, Array, Array]:
         """Cotangents of one shard's x and s, and of h, for the cotangent ``u`` of its phi."""
-        raise NotImplementedError
+        self._require_one_device(axes)
+        _, pullback = jax.vjp(lambda x, s, h: self.stein(x, s, h, kernel).phi, x, s, h)
+        return pullback(u)
+
+    def require_place(self, x: Array) -> None:
+        """Refuses particles on a mesh of several devices if this engine does not serve them.
+
+        Raises:
+          ValueError: naming the engine and those that do.
+        """
+        if not self.shards and may_be_sharded(x):
+            self._require_one_device(("a mesh",))
+
+    def _require_one_device(self, axes: Axes) -> None:
+        if axes:
+            raise ValueError(
+                f"the engine {type(self).__name__} does not serve particles on a mesh of several "
+                "devices: choose engine='auto', engine='exact' or engine='fourier'."
+            )
 
 
 def no_status() -> Array:
