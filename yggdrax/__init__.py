@@ -31,6 +31,7 @@ _EXPORTS = {
     "exact_phi": "stein.exact",
     "Exact": "stein.exact",
     "Fourier": "stein.fourier",
+    "Tree": "stein.tree",
     "Auto": "stein.auto",
     "explain": "stein.explain",
     # the transformation

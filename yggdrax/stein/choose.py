@@ -4,10 +4,11 @@ from yggdrax.stein.auto import Auto
 from yggdrax.stein.engine import Engine
 from yggdrax.stein.exact import Exact
 from yggdrax.stein.fourier import Fourier
+from yggdrax.stein.tree import Tree
 
 __all__ = ["resolve_engine"]
 
-_NAMES = {"auto": Auto, "exact": Exact, "fourier": Fourier}
+_NAMES = {"auto": Auto, "exact": Exact, "fourier": Fourier, "tree": Tree}
 
 
 def resolve_engine(engine: Engine | str) -> Engine:

@@ -1,0 +1,212 @@
+"""Which nodes meet which: far pairs of nodes and near pairs of leaves, by descent from the top.
+
+Every ordered pair of particles lies in exactly one pair of nodes of the same level that is far,
+skipped, or (at the leaves) near. The test is symmetric, so a node is on the list of each node on
+its own list; adjoints rely on that. Lists are ascending and stored end to end, so that work is
+proportional to their real length although the shapes are static.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from yggdrax.geometry.layout import Layout
+from yggdrax.geometry.nodes import Nodes
+from yggdrax.typing import Array
+
+__all__ = ["Classify", "Lists", "Meeting", "descend", "first_level"]
+
+_CHUNK = 8192
+_FIRST_LEVEL = 5
+
+
+class Meeting(NamedTuple):
+    """Candidate pairs of nodes, one number each per pair, distances in the units of x.
+
+    The numbers hold for every configuration in which no particle has moved by more than a margin.
+    """
+
+    target: Array
+    """Heap number of one node."""
+    source: Array
+    """Heap number of the other."""
+    reach: Array
+    """Sum of both radii: how far a difference of particles can be from that of the centres."""
+    distance: Array
+    """Distance of the centres."""
+    low: Array
+    """No two particles of the pair are closer than this."""
+    high: Array
+    """No two particles of the pair are further apart than this."""
+
+
+Classify = Callable[[Meeting], tuple[Array, Array]]
+"""Says for each pair whether an expansion serves (far) and whether it is negligible (skipped)."""
+
+
+class Lists(NamedTuple):
+    """Interaction lists; a list is ``flat[start : start + count]``."""
+
+    far: Array
+    """Source nodes of all target nodes, by heap number, ``(far_capacity,)`` int32."""
+    far_start: Array
+    """``(nodes,)`` int32."""
+    far_count: Array
+    """``(nodes,)`` int32."""
+    near: Array
+    """Source leaves of all target leaves, ``(near_capacity,)`` int32."""
+    near_start: Array
+    """``(leaves,)`` int32."""
+    near_count: Array
+    """``(leaves,)`` int32."""
+    overflow: Array
+    """Whether a list was longer than its capacity; then the lists are useless. ``()`` bool."""
+
+
+def first_level(layout: Layout) -> int:
+    """The level at which the descent starts, with all pairs of its nodes."""
+    return min(layout.depth, _FIRST_LEVEL)
+
+
+class _Frontier(NamedTuple):
+    near: Array
+    count: Array
+    far: Array
+    far_count: Array
+    far_total: Array
+    overflow: Array
+
+
+def descend(
+    nodes: Nodes,
+    layout: Layout,
+    classify: Classify,
+    margin: Array | float = 0.0,
+    *,
+    near_capacity: int,
+    far_capacity: int,
+) -> Lists:
+    """Builds the lists.
+
+    Args:
+      nodes: geometry, from :func:`~yggdrax.geometry.nodes.measure` at :func:`first_level`.
+      layout: shape of the tree.
+      classify: the acceptance, symmetric in the two nodes.
+      margin: how far particles may move before the lists stop being right, in the units of x.
+      near_capacity: room for pairs of leaves.
+      far_capacity: room for pairs of nodes.
+
+    Returns:
+      The lists; ``overflow`` is set if the room was too small.
+    """
+    top, leaves = first_level(layout), layout.leaves
+    # All pairs of the level above the first one, so that their children are its candidates.
+    above = 2 ** max(top - 1, 0)
+    room = max(near_capacity, above * above)
+    every = jnp.asarray(np.tile(np.arange(above, dtype=np.int32), above))
+    near = jnp.zeros(room, jnp.int32).at[: above * above].set(every)
+    state = _Frontier(
+        near=near,
+        count=jnp.zeros(leaves, jnp.int32).at[:above].set(above),
+        far=jnp.zeros(far_capacity, jnp.int32),
+        far_count=jnp.zeros(layout.nodes, jnp.int32),
+        far_total=jnp.zeros((), jnp.int32),
+        overflow=jnp.zeros((), bool),
+    )
+    table = jnp.concatenate([nodes.center, nodes.low, nodes.high, nodes.radius[None]]).T
+    populated = layout.heap_counts() > 0
+
+    def meet(target, source):
+        return classify(_meet(table, target, source, margin))
+
+    def one_level(level, state):
+        return _one_level(level, state, table, populated, layout, meet)
+
+    state = jax.lax.fori_loop(top, layout.depth + 1, one_level, state)
+    return Lists(
+        far=state.far,
+        far_start=_starts(state.far_count),
+        far_count=state.far_count,
+        near=state.near,
+        near_start=_starts(state.count),
+        near_count=state.count,
+        overflow=state.overflow,
+    )
+
+
+def _starts(counts: Array) -> Array:
+    return jnp.cumsum(counts) - counts
+
+
+def _one_level(level, state: _Frontier, table, populated, layout: Layout, meet) -> _Frontier:
+    """Tests the children of all near pairs of the level above."""
+    rows = jnp.arange(layout.leaves, dtype=jnp.int32)
+    base = jnp.left_shift(jnp.int32(1), level)
+    # With a single leaf there is no level above: it is its own and only candidate.
+    fan = 2 if layout.depth else 1
+    parent = rows // fan
+    alive = (rows < base) & populated[jnp.where(rows < base, base + rows, 0)]
+    candidates = jnp.where(alive, fan * state.count[parent], 0)
+    ends = jnp.cumsum(candidates)
+    begins, parent_start = ends - candidates, _starts(state.count)[parent]
+    total = jnp.where(state.overflow, 0, ends[-1])
+    lane = jnp.arange(_CHUNK, dtype=jnp.int32)
+
+    def more(carry):
+        done, _, new = carry
+        return (done < total) & ~new.overflow
+
+    def one_chunk(carry):
+        done, near_total, new = carry
+        item = done + lane
+        row = jnp.searchsorted(ends, item, side="right").astype(jnp.int32)
+        row = jnp.minimum(row, layout.leaves - 1)
+        within = item - begins[row]
+        column = state.near[parent_start[row] + within // fan] * fan + within % fan
+        target, source = base + row, base + column
+        valid = (item < total) & populated[source]
+        far, skip = meet(target, source)
+        far, near = valid & far & ~skip, valid & ~far & ~skip
+        far_place = new.far_total + jnp.cumsum(far.astype(jnp.int32)) - 1
+        near_place = near_total + jnp.cumsum(near.astype(jnp.int32)) - 1
+        far_total, near_total = far_place[-1] + 1, near_place[-1] + 1
+        room_far, room_near = len(new.far), len(new.near)
+        new = _Frontier(
+            near=new.near.at[jnp.where(near, near_place, room_near)].set(column, mode="drop"),
+            count=new.count.at[row].add(near.astype(jnp.int32)),
+            far=new.far.at[jnp.where(far, far_place, room_far)].set(source, mode="drop"),
+            far_count=new.far_count.at[target].add(far.astype(jnp.int32)),
+            far_total=far_total,
+            overflow=(far_total > room_far) | (near_total > room_near),
+        )
+        return done + _CHUNK, near_total, new
+
+    new = state._replace(count=jnp.zeros_like(state.count))
+    zero = jnp.zeros((), jnp.int32)
+    return jax.lax.while_loop(more, one_chunk, (zero, zero, new))[2]
+
+
+def _meet(table: Array, target: Array, source: Array, margin: Array | float) -> Meeting:
+    """Distances between the nodes of each pair, from one row of numbers a node."""
+    d = (table.shape[1] - 1) // 3
+    a, b = table[target], table[source]
+    distance = jnp.sqrt(sum((a[:, i] - b[:, i]) ** 2 for i in range(d)))
+    radii = a[:, -1] + b[:, -1]
+    gap = [
+        jnp.maximum(jnp.maximum(a[:, d + i] - b[:, 2 * d + i], b[:, d + i] - a[:, 2 * d + i]), 0)
+        for i in range(d)
+    ]
+    low = jnp.maximum(jnp.sqrt(sum(g * g for g in gap)), distance - radii)
+    # Two particles approach each other by two margins at most, and so do two centroids; a particle
+    # and its own centroid part by two.
+    return Meeting(
+        target=target,
+        source=source,
+        reach=radii + 4 * margin,
+        distance=jnp.maximum(distance - 2 * margin, 0),
+        low=jnp.maximum(low - 2 * margin, 0),
+        high=distance + radii + 2 * margin,
+    )

@@ -1,0 +1,211 @@
+r"""The tree sum: a topology (order and lists) built from positions, and phi evaluated on it.
+
+:func:`build` is discrete, and nothing is differentiated through it. :func:`evaluate` is
+differentiable in positions, scores and bandwidth with the topology held fixed.
+"""
+
+import dataclasses
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax.custom_batching import sequential_vmap
+
+from yggdrax.geometry.layout import Layout
+from yggdrax.geometry.lists import Lists, descend, first_level
+from yggdrax.geometry.nodes import Nodes, measure
+from yggdrax.geometry.slots import fill_slots, order_slots, places
+from yggdrax.kernels import Kernel
+from yggdrax.status import Status
+from yggdrax.stein.acceptance import by_angle, by_bound
+from yggdrax.stein.exact import Exact
+from yggdrax.stein.far import far_field
+from yggdrax.stein.near import near_field
+from yggdrax.typing import Array
+
+__all__ = ["Plan", "Topology", "build", "evaluate"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything static about a tree sum; hashable."""
+
+    kernel: Kernel
+    order: int
+    by_angle: bool
+    """Whether nodes accept each other by an opening angle, not by a bound of the error."""
+    ordering: str
+    near_capacity: int
+    far_capacity: int
+    exact_above: float
+    """Part of all pairs of leaves that may be near before the exact tiles serve instead."""
+    reuse: float
+    """How far particles may move before a topology is too old, in mean radii of the leaves."""
+    accumulate: str
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    data_fields=["layout", "slots", "places", "lists", "finite", "x", "h", "margin", "tolerance"],
+    meta_fields=["plan"],
+)
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """Order of the particles and interaction lists; a pytree that passes through jit and scan."""
+
+    layout: Layout
+    slots: Array
+    """The particle in each slot, N in the empty ones, ``(slots,)`` int32."""
+    places: Array
+    """The slot of each particle, ``(N,)`` int32."""
+    lists: Lists
+    finite: Array
+    """Whether all positions and the bandwidth were finite, ``()`` bool."""
+    x: Array
+    """The positions it was built for, ``(N, d)``."""
+    h: Array
+    """The bandwidth it was built for, ``()``; with an opening angle it serves every bandwidth."""
+    margin: Array
+    """How far a particle may have moved since, ``()``."""
+    tolerance: Array
+    """theta or rtol, ``()``."""
+    plan: Plan
+
+    @property
+    def status(self) -> Array:
+        """Status bits, ``()`` int32."""
+        capacity = jnp.where(self.lists.overflow, int(Status.CAPACITY), 0)
+        return jnp.where(self.finite, capacity, int(Status.NONFINITE)).astype(jnp.int32)
+
+    @property
+    def exact_serves(self) -> Array:
+        """Whether the exact tiles do the sum: lists too short, or so long that tiles are faster."""
+        pairs = jnp.sum(self.lists.near_count.astype(jnp.float32))
+        return self.lists.overflow | (
+            pairs > self.plan.exact_above * float(self.layout.leaves) ** 2
+        )
+
+    def serves(self, x: Array, h: Array) -> Array:
+        """Whether the lists are right for these positions and this bandwidth, ``()`` bool."""
+        squares = jnp.sum((x - self.x) ** 2, 1)
+        still = jnp.all(squares <= self.margin**2)
+        # An unserved NaN would be built for again and again; it poisons the sum by itself.
+        same = self.plan.by_angle | (h == self.h)
+        return (still & same) | ~(jnp.all(jnp.isfinite(x)) & jnp.isfinite(h))
+
+
+def build(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array) -> Topology:
+    """Builds the topology for positions ``x`` (N, d); ``tolerance`` is theta or rtol."""
+    discrete = sequential_vmap(functools.partial(_build_once, plan))
+    return discrete(layout, *jax.lax.stop_gradient((x, h, tolerance)))
+
+
+def _build_once(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array) -> Topology:
+    finite = jnp.all(jnp.isfinite(x)) & jnp.isfinite(h)
+    # Whatever is not finite must not steer the loops of the construction.
+    x, h = jnp.where(jnp.isfinite(x), x, 0), jnp.where(jnp.isfinite(h), h, 1)
+    slots = order_slots(x, layout, plan.ordering)
+    nodes = measure(fill_slots(x, slots, layout), layout, first_level(layout))
+    margin = plan.reuse * jnp.mean(nodes.radius[layout.leaves :])
+    lists = descend(
+        nodes,
+        layout,
+        _acceptance(plan, nodes, layout, h, tolerance),
+        margin,
+        near_capacity=plan.near_capacity,
+        far_capacity=plan.far_capacity,
+    )
+    return Topology(
+        layout=layout,
+        slots=slots,
+        places=places(slots, layout),
+        lists=lists,
+        finite=finite,
+        x=x,
+        h=h,
+        margin=margin,
+        tolerance=tolerance,
+        plan=plan,
+    )
+
+
+def _acceptance(plan: Plan, nodes: Nodes, layout: Layout, h: Array, tolerance: Array):
+    if plan.by_angle:
+        return by_angle(tolerance)
+    return by_bound(plan.kernel, nodes, layout, h, tolerance, plan.order)
+
+
+def _in_slots(topology: Topology, values: Array) -> Array:
+    filled = topology.layout.filled().astype(values.dtype)
+    return fill_slots(values, topology.slots, topology.layout) * filled
+
+
+def _to_particles(topology: Topology, values: Array) -> Array:
+    return values.reshape(len(values), -1).T[topology.places]
+
+
+def _slot_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    plan, layout, lists, scale = topology.plan, topology.layout, topology.lists, 1 / h
+    near = near_field(plan.kernel, plan.accumulate, layout, lists, x, s, scale)
+    attraction, repulsion = far_field(plan.kernel, plan.order, layout, lists, x, s, scale)
+    return (near + attraction + scale * repulsion) / layout.num
+
+
+def _tree_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    positions = fill_slots(x, topology.slots, topology.layout)
+    return _to_particles(topology, _slot_sum(topology, positions, _in_slots(topology, s), h))
+
+
+def _exact_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    return Exact().stein(x, s, h, topology.plan.kernel).phi
+
+
+def _forward_once(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    return jax.lax.cond(topology.exact_serves, _exact_sum, _tree_sum, topology, x, s, h)
+
+
+def _backward_once(topology: Topology, x, s, h, cotangent):
+    def exact(x, s, h, cotangent):
+        return jax.vjp(lambda x, s, h: _exact_sum(topology, x, s, h), x, s, h)[1](cotangent)
+
+    def tree(x, s, h, cotangent):
+        positions = fill_slots(x, topology.slots, topology.layout)
+        scores, cotangent = _in_slots(topology, s), _in_slots(topology, cotangent)
+        pull = jax.vjp(lambda *a: _slot_sum(topology, *a), positions, scores, h)[1]
+        dx, ds, dh = pull(cotangent)
+        return _to_particles(topology, dx), _to_particles(topology, ds), dh
+
+    return jax.lax.cond(topology.exact_serves, exact, tree, x, s, h, cotangent)
+
+
+def _poisoned(values, finite):
+    return jax.tree.map(lambda v: jnp.where(finite, v, jnp.nan), values)
+
+
+def _sane(topology: Topology, x, s, h):
+    finite = topology.finite & jnp.all(jnp.isfinite(x)) & jnp.all(jnp.isfinite(s))
+    finite = finite & jnp.isfinite(h)
+    x, s = (jnp.where(jnp.isfinite(v), v, 0) for v in (x, s))
+    return finite, x, s, jnp.where(jnp.isfinite(h), h, 1)
+
+
+# A batch is a loop: a batched condition would run the exact sum for every member as well.
+@jax.custom_vjp
+def evaluate(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    """phi (N, d) on a topology that serves; NaN throughout if anything is not finite."""
+    finite, *rest = _sane(topology, x, s, h)
+    return _poisoned(sequential_vmap(_forward_once)(topology, *rest), finite)
+
+
+def _evaluate_forward(topology, x, s, h):
+    return evaluate(topology, x, s, h), (topology, x, s, h)
+
+
+def _evaluate_backward(kept, cotangent):
+    topology, x, s, h = kept
+    finite, *rest = _sane(topology, x, s, h)
+    gradients = sequential_vmap(_backward_once)(topology, *rest, cotangent)
+    return None, *_poisoned(gradients, finite)
+
+
+evaluate.defvjp(_evaluate_forward, _evaluate_backward)
