@@ -14,6 +14,11 @@ from yggdrax.typing import Array, Key
 __all__ = ["Banana", "Funnel", "Gaussian", "Mixture", "ToyTarget"]
 
 
+def _is_known_false(condition: Array) -> bool:
+    """Whether a condition fails; traced ones (parameters that are learned) are not checked."""
+    return not isinstance(condition, jax.core.Tracer) and not bool(condition)
+
+
 class ToyTarget(Target):
     """A normalised density on R^d that can also draw exact samples and knows its moments."""
 
@@ -78,7 +83,8 @@ class Gaussian(ToyTarget):
                 f"not {matrix.shape}."
             )
         factor = jnp.linalg.cholesky(matrix)
-        if not bool(jnp.all(jnp.isfinite(factor)) & jnp.allclose(matrix, matrix.T)):
+        valid = jnp.all(jnp.isfinite(factor)) & jnp.allclose(matrix, matrix.T)
+        if _is_known_false(valid):
             raise ValueError("covariance must be symmetric and positive definite.")
         self.location, self.matrix, self.factor = location, matrix, factor
 
@@ -123,7 +129,7 @@ class Mixture(ToyTarget):
     def __init__(self, weights: ArrayLike, components: Sequence[ToyTarget]):
         """Normalises the weights."""
         weights = _floating(weights)
-        if weights.shape != (len(components),) or not bool(jnp.all(weights > 0)):
+        if weights.shape != (len(components),) or _is_known_false(jnp.all(weights > 0)):
             raise ValueError(
                 f"weights must be {len(components)} positive numbers, one for each component, "
                 f"not {weights}."
