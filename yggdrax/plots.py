@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-__all__ = ["coefficients", "density", "learning_curves", "predictions", "spread"]
+__all__ = ["calibration", "coefficients", "density", "learning_curves", "predictions", "spread"]
 
 _BLUE, _ORANGE, _GREEN, _RED, _GREY = "#0b6fa4", "#d9822b", "#3a923a", "#b8333b", "#8c8c8c"
+_COLORS = (_BLUE, _ORANGE, _GREEN, _RED)
 _STYLE: dict[Any, Any] = {
     "axes.edgecolor": "#444444",
     "axes.grid": True,
@@ -244,6 +245,36 @@ def spread(
         right.set_ylabel(f"second main direction{second_share}")
         right.set_title(f"{_count(particles)} particles of dimension {final.shape[1]}")
         right.legend()
+    return figure
+
+
+def calibration(
+    curves: Mapping[str, tuple[ArrayLike, ArrayLike]], *, x_label: str, y_label: str
+) -> "Figure":
+    """What was promised against what came true, on the diagonal if all is well.
+
+    Args:
+      curves: the pair of promised and observed shares, (n,) each, by the name of the model: such as
+        confidences and accuracies of a classifier, or levels of intervals and their coverage.
+      x_label: of the promised shares.
+      y_label: of the observed shares.
+
+    Raises:
+      ImportError: without Matplotlib, naming the extra.
+
+    Example:
+      >>> figure = calibration({"mine": ([0.5, 0.9], [0.4, 0.9])}, x_label="level", y_label="share")
+      >>> [line.get_label() for line in figure.axes[0].lines][1:]
+      ['mine']
+    """
+    with _style():
+        figure = _figure(3.6, 3.4)
+        axes = figure.subplots()
+        axes.plot([0, 1], [0, 1], color=_GREY, linewidth=1.0, linestyle=":")
+        for (label, (x, y)), color in zip(curves.items(), _COLORS * len(curves), strict=False):
+            axes.plot(np.asarray(x), np.asarray(y), "o-", markersize=3.5, color=color, label=label)
+        axes.set(xlim=(0, 1.01), ylim=(0, 1.01), xlabel=x_label, ylabel=y_label, aspect="equal")
+        axes.legend(loc="upper left")
     return figure
 
 

@@ -257,7 +257,7 @@ def test_student_t_prior_is_the_integral_over_the_precision():
 
 def test_centred_prior_warns_of_its_spike_and_bounds_remove_it():
     params = {"w": jnp.zeros(100)}
-    with pytest.warns(targets.SpikeWarning, match="grows without bound"):
+    with pytest.warns(targets.SpikeWarning, match="has a spike at zero weights"):
         spiked = priors.CentredGaussianPrior()
     heights = [float(spiked.log_prob(params, {"log_prior_precision": v})) for v in (0.0, 2.0, 3.0)]
     assert heights[2] > heights[1] + 30 > heights[0] + 60

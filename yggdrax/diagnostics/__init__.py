@@ -3,6 +3,7 @@
 from yggdrax.diagnostics.discrepancy import ksd_squared, mmd_squared
 from yggdrax.diagnostics.scores import (
     brier_score,
+    calibration_curve,
     classification_scores,
     crps_gaussian_mixture,
     crps_samples,
@@ -23,6 +24,7 @@ __all__ = [
     "CollapseWarning",
     "Spread",
     "brier_score",
+    "calibration_curve",
     "check_spread",
     "classification_scores",
     "crps_gaussian_mixture",

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 
@@ -11,6 +12,7 @@ from yggdrax.typing import Array
 
 __all__ = [
     "brier_score",
+    "calibration_curve",
     "classification_scores",
     "crps_gaussian_mixture",
     "crps_samples",
@@ -159,6 +161,35 @@ def expected_calibration_error(
     index = jnp.clip(jnp.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
     gaps = jax.ops.segment_sum(correct - confidence, index, bins)
     return jnp.sum(jnp.abs(gaps)) / labels.shape[0]
+
+
+def calibration_curve(
+    probabilities: ArrayLike, labels: ArrayLike, *, bins: int = 10
+) -> tuple[np.ndarray, np.ndarray]:
+    """Mean confidence and accuracy in bins of equal width, empty ones left out; on the host.
+
+    Args:
+      probabilities: of every class, (B, C).
+      labels: (B,).
+      bins: how many bins the confidences, in (0, 1], are put into.
+
+    Returns:
+      Confidences and accuracies, (b,) each with b at most ``bins``.
+
+    Example:
+      >>> confidence, accuracy = calibration_curve([[0.75, 0.25], [0.75, 0.25]], [0, 1])
+      >>> confidence.tolist(), accuracy.tolist()
+      ([0.75], [0.5])
+    """
+    probabilities, labels = jnp.asarray(probabilities), jnp.asarray(labels)
+    _check_classes(probabilities, labels)
+    confidence = np.asarray(jnp.max(probabilities, axis=1), np.float64)
+    correct = np.asarray(jnp.argmax(probabilities, axis=1) == labels, np.float64)
+    index = np.clip(np.ceil(confidence * bins).astype(int) - 1, 0, bins - 1)
+    counts = np.bincount(index, minlength=bins)
+    sums = [np.bincount(index, weights, minlength=bins) for weights in (confidence, correct)]
+    confidences, accuracies = (total[counts > 0] / counts[counts > 0] for total in sums)
+    return confidences, accuracies
 
 
 def interval_coverage(lower: ArrayLike, upper: ArrayLike, y: ArrayLike) -> Array:

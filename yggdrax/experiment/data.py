@@ -8,7 +8,15 @@ import numpy as np
 from yggdrax.data import DataError, Standardizer, Table, read_csv
 from yggdrax.experiment.config import ConfigError
 
-__all__ = ["Split", "load_classification", "load_regression", "split"]
+__all__ = [
+    "Images",
+    "Split",
+    "load_classification",
+    "load_digits",
+    "load_regression",
+    "split",
+    "uci_split",
+]
 
 
 class Split(NamedTuple):
@@ -19,6 +27,15 @@ class Split(NamedTuple):
     x_test: np.ndarray  # (rows, features) float32
     y_test: np.ndarray  # (rows,) float32, in the units of the data
     unit: Standardizer  # of y; undo() takes predictions to the units of the data
+
+
+class Images(NamedTuple):
+    """Pictures to fit and pictures to test, grey values from 0 to 1."""
+
+    x_train: np.ndarray  # (rows, height, width) float32
+    y_train: np.ndarray  # (rows,) int32
+    x_test: np.ndarray  # (rows, height, width) float32
+    y_test: np.ndarray  # (rows,) int32
 
 
 def load_regression(data: str) -> tuple[Table, str]:
@@ -57,6 +74,18 @@ def load_classification() -> Table:
     return Table(bunch.data, 1.0 - bunch.target, tuple(map(str, bunch.feature_names)))
 
 
+def load_digits(*, test_fraction: float, seed: int) -> Images:
+    """Loads and splits scikit-learn's digits: 1797 pictures of 8 x 8 pixels, ten classes.
+
+    Raises:
+      ImportError: without scikit-learn.
+    """
+    bunch = _datasets().load_digits()
+    x, y = (bunch.images / 16).astype(np.float32), bunch.target.astype(np.int32)
+    train, test = _shuffled(len(y), test_fraction, seed)
+    return Images(x[train], y[train], x[test], y[test])
+
+
 def split(table: Table, *, test_fraction: float, seed: int, labels: bool = False) -> Split:
     """Splits rows at random, as a function of the seed alone, and standardises.
 
@@ -72,10 +101,34 @@ def split(table: Table, *, test_fraction: float, seed: int, labels: bool = False
       >>> parts.x_train.shape, parts.x_test.shape, round(float(parts.y_train.std()), 4)
       ((18, 1), (2, 1), 1.0)
     """
-    rows = len(table.y)
+    train, test = _shuffled(len(table.y), test_fraction, seed)
+    return _standardised(table, train, test, labels)
+
+
+def uci_split(table: Table, seed: int) -> Split:
+    """The split that published figures on small regression tables use, by its number.
+
+    Split s permutes the rows by ``numpy.random.RandomState(s).permutation``; the first 90 % are to
+    fit, the rest to test.
+
+    Example:
+      >>> table = Table(np.arange(20.0)[:, None], np.arange(20.0), ("x",))
+      >>> uci_split(table, 0).y_test.tolist()
+      [15.0, 0.0]
+    """
+    order = np.random.RandomState(seed).permutation(len(table.y))
+    train, test = np.split(order, [int(0.9 * len(order))])
+    return _standardised(table, train, test, labels=False)
+
+
+def _shuffled(rows: int, test_fraction: float, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Row numbers to fit and to test."""
     order = np.random.default_rng(seed).permutation(rows)
     test_rows = min(max(1, round(test_fraction * rows)), rows - 1)
-    test, train = order[:test_rows], order[test_rows:]
+    return order[test_rows:], order[:test_rows]
+
+
+def _standardised(table: Table, train: np.ndarray, test: np.ndarray, labels: bool) -> Split:
     features = Standardizer.fit(table.x[train])
     unit = Standardizer(np.zeros(()), np.ones(())) if labels else Standardizer.fit(table.y[train])
     return Split(

@@ -18,10 +18,10 @@ from yggdrax.targets.priors import (
     GaussianPrior,
     LeafPriors,
     Prior,
-    SpikeWarning,
     StudentTPrior,
 )
 from yggdrax.targets.regression import LogisticRegression
+from yggdrax.targets.spikes import SpikeWarning, find_spikes, warn_of_spikes
 from yggdrax.targets.toy import Banana, Funnel, Gaussian, Mixture, ToyTarget
 from yggdrax.targets.whitened import Whitened
 
@@ -51,7 +51,9 @@ __all__ = [
     "Target",
     "ToyTarget",
     "Whitened",
+    "find_spikes",
     "likelihoods",
     "predict",
     "priors",
+    "warn_of_spikes",
 ]

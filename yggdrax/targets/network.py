@@ -10,7 +10,8 @@ from flax import nnx
 from yggdrax.targets.base import Target, likelihood_scale
 from yggdrax.targets.likelihoods import GaussianNoise, Likelihood
 from yggdrax.targets.modules import as_network
-from yggdrax.targets.priors import GaussianPrior, Prior
+from yggdrax.targets.priors import CentredGaussianPrior, GaussianPrior, Prior
+from yggdrax.targets.spikes import warn_of_spikes
 from yggdrax.typing import Array, Key, PyTree
 
 __all__ = ["BayesianNetwork"]
@@ -27,8 +28,8 @@ class BayesianNetwork(Target):
     (x, y) with B rows each.
 
     The default prior is a Gaussian of fixed scale (:class:`~yggdrax.targets.GaussianPrior`): a
-    posterior in which the prior's precision is sampled along with the weights has an unbounded
-    spike at zero weights, and one in which it is integrated out can still have its highest point
+    posterior in which the prior's precision is sampled along with the weights has a spike at zero
+    weights, and one in which it is integrated out can still have its highest point
     there, so that few particles end in it when they run for long.
 
     Args:
@@ -44,6 +45,9 @@ class BayesianNetwork(Target):
     Raises:
       ValueError: for data that do not fit the likelihood, or a collection the framework does not
         know.
+
+    Warns:
+      SpikeWarning: if a prior of your own samples weights and their scale together, centred.
 
     Example:
       >>> from functools import partial
@@ -69,6 +73,8 @@ class BayesianNetwork(Target):
         self.network = nnx.static(as_network(module, mutable))
         self.likelihood = nnx.static(GaussianNoise() if likelihood is None else likelihood)
         self.prior = nnx.static(GaussianPrior() if prior is None else prior)
+        if not isinstance(self.prior, CentredGaussianPrior):  # which has warned already
+            self._check_hierarchy()
         self.needs_model_state = self.network.needs_state
         self.num_data = num_data
         self.data = nnx.data(None)
@@ -79,6 +85,16 @@ class BayesianNetwork(Target):
                 raise ValueError(f"num_data is {num_data}, but data has {len(x)} rows.")
             self.num_data = len(x)
             self.data = nnx.data((jnp.asarray(x), jnp.asarray(y)))
+
+    def _check_hierarchy(self) -> None:
+        """Warns of a user's prior with leaves of its own whose density has a spike."""
+        prior = self.prior
+        with jax.ensure_compile_time_eval():  # a target may be made inside jit
+            own = prior.init(jax.random.key(0))
+            if own:
+                params = prior.sample(jax.random.key(1), self.network.template)
+                particle = {"params": params, **own}
+                warn_of_spikes(lambda p: prior.log_prob(p["params"], p), particle, stacklevel=3)
 
     def init(self, key: Key) -> PyTree:
         """Draws one particle: the module's own initial values, or the prior's."""

@@ -1,9 +1,9 @@
 """Priors over the parameters of a network.
 
 Sampling weights *and* the precision of their Gaussian prior together, centred, gives a joint
-density without an upper bound: at zero weights the density of n weights grows as
-``precision ** (n / 2)``. A few particles fall into that spike on long runs, and the network ends as
-a constant. The default, :class:`GaussianPrior`, has a fixed scale and no spike.
+density with a spike: at zero weights the density of n weights grows as ``precision ** (n / 2)``. A
+few particles fall into it on long runs, and the network ends as a constant. The default,
+:class:`GaussianPrior`, has a fixed scale and no spike.
 """
 
 import dataclasses
@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from yggdrax.targets.likelihoods import log_gamma_prior
+from yggdrax.targets.spikes import SpikeWarning
 from yggdrax.typing import Array, Key, PyTree
 
 __all__ = [
@@ -27,10 +28,6 @@ __all__ = [
     "SpikeWarning",
     "StudentTPrior",
 ]
-
-
-class SpikeWarning(UserWarning):
-    """The joint density of weights and their prior's precision has no upper bound."""
 
 
 class Prior:
@@ -160,7 +157,7 @@ class CentredGaussianPrior(Prior):
     r"""Weights and the log of their common precision, sampled together (centred).
 
     The leaf ``log_prior_precision`` holds :math:`\log\lambda`, :math:`\lambda \sim` Gamma(a, b).
-    Without ``bounds`` the joint density has no upper bound and a :class:`SpikeWarning` is given.
+    Without ``bounds`` the joint density has a spike and a :class:`SpikeWarning` is given.
 
     Args:
       concentration: a.
@@ -275,6 +272,6 @@ def _check_gamma(concentration: float, rate: float) -> None:
 
 _SPIKE = (
     "weights and the precision of their prior are sampled together without bounds: their joint "
-    "density grows without bound towards zero weights and infinite precision, and on long runs few "
-    "particles fall in. Use GaussianPrior (fixed), StudentTPrior (integrated out) or bounds=."
+    "density has a spike at zero weights and high precision, and on long runs few particles fall "
+    "in. Use GaussianPrior (fixed), StudentTPrior (integrated out) or bounds=."
 )
