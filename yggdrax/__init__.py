@@ -32,6 +32,9 @@ _EXPORTS = {
     "Exact": "stein.exact",
     "Fourier": "stein.fourier",
     "Tree": "stein.tree",
+    "build_svgd_topology": "stein.phi",
+    "svgd_phi_from_topology": "stein.phi",
+    "svgd_phi": "stein.phi",
     "Auto": "stein.auto",
     "explain": "stein.explain",
     # the transformation
@@ -57,6 +60,7 @@ _EXPORTS = {
     "init_particles": "particles",
     "init_model_state": "particles",
     "particle_grads": "particles",
+    "shard_particles": "sharding",
     # whole runs
     "sample": "unroll",
     "unrolled": "unroll",

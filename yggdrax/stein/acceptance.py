@@ -31,10 +31,12 @@ from yggdrax.typing import Array
 
 __all__ = ["by_angle", "by_bound", "expansion_errors"]
 
-# Remainders of different nodes have different signs and mostly cancel, so that the bound overstates
-# the error of the whole sum by two orders of magnitude (examples/benchmarks/tree_accuracy.py). The
-# measured error stays below rtol with this factor; it is measured, not guaranteed.
-_CANCELLATION = 1.0
+# A bound holds for the worst place in both balls, and remainders of different pairs of nodes have
+# different signs and mostly cancel, the more the smaller the nodes are. On normal clouds of 2000
+# particles in two to five dimensions, h from 1e-3 to 100, the error is at most 0.15 of what the
+# bounds would allow with 2^(level / 2) of it at each level; this factor takes up part of that.
+# So the error is measured, not guaranteed.
+_CANCELLATION = 3.0
 # Negligible nodes all err in the same direction, so they get a share of rtol and no such factor.
 _SKIPPED = 0.25
 _STRENGTH_LEVEL = 9

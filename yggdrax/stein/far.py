@@ -208,8 +208,8 @@ def _pick(sources, index):
 def _translate_all(kernel, order, layout, lists: Lists, sources: Sources, scale) -> Expansion:
     """The sum of all translated sources for every node."""
 
-    def add(center, entry, real, shared):
-        source = _pick(sources, entry)
+    def add(center, source, entry, real, shared):
+        del entry
         r = (center[:, None] - source.center) * scale
         arriving = translate(kernel, order, r, source)
         return jax.tree.map(lambda v: jnp.sum(jnp.where(real, v, 0), -2), arriving), shared
@@ -221,6 +221,7 @@ def _translate_all(kernel, order, layout, lists: Lists, sources: Sources, scale)
         group=_group(layout, sources),
         block=_BLOCK,
         own=lambda rows: sources.center[:, rows],
+        fetch=lambda entry, real: _pick(sources, entry),
         add=add,
         like=_blank(order, sources),
     )
@@ -251,9 +252,10 @@ def _translate_backward(kernel, order, kept, cotangent: Expansion):
         terms += jax.tree.map(jnp.multiply, here, own_cotangent)
         return sum(jnp.sum(jnp.where(real, v, 0)) for v in jax.tree.leaves(terms))
 
-    def add(data, entry, real, shared):
+    def add(data, others, entry, real, shared):
+        del entry
         own, own_cotangent = data
-        other, other_cotangent = _pick(sources, entry), _pick(cotangent, entry)
+        other, other_cotangent = others
         lanes = jnp.broadcast_to(scale, own.center.shape[-1:])
         gradient = jax.grad(product, (0, 1))
         return gradient(own, lanes, other, own_cotangent, other_cotangent, real), shared
@@ -265,6 +267,7 @@ def _translate_backward(kernel, order, kept, cotangent: Expansion):
         group=max(8, _group(layout, sources) // 2),
         block=_BLOCK,
         own=lambda rows: (_pick(sources, rows), _pick(cotangent, rows)),
+        fetch=lambda entry, real: (_pick(sources, entry), _pick(cotangent, entry)),
         add=add,
         like=(jax.tree.map(lambda v: v[..., 0], sources), sources.center[0, 0]),
     )

@@ -16,7 +16,7 @@ from yggdrax.kernels import Kernel
 from yggdrax.stein.sweep import sweep
 from yggdrax.typing import Array
 
-__all__ = ["STRATEGIES", "near_field"]
+__all__ = ["STRATEGIES", "check_strategy", "near_field"]
 
 STRATEGIES = ("scatter", "segment", "auto")
 
@@ -25,6 +25,12 @@ _PAIRS = 2**17
 _SOURCES = 128
 # Targets are filled up to whole vector registers.
 _LANES = 8
+
+
+def check_strategy(accumulate: str) -> None:
+    """Raises ValueError for an unknown strategy."""
+    if accumulate not in STRATEGIES:
+        raise ValueError(f"accumulate must be one of {list(STRATEGIES)}, not {accumulate!r}.")
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
@@ -42,7 +48,8 @@ def near_field(
     Args:
       kernel: the kernel.
       accumulate: ``"segment"``: directed pairs, every target leaf sums its own; ``"scatter"``:
-        halved pairs, each tile evaluated once and added to both leaves.
+        halved pairs, each tile evaluated once and added to both leaves; ``"auto"``: by dtype and
+        platform.
       layout: shape of the tree.
       lists: from :func:`~yggdrax.geometry.lists.descend`.
       x: positions in slots, ``(d, leaves, leaf)``.
@@ -50,16 +57,21 @@ def near_field(
       scale: 1/h, ``()``.
     """
     table = jnp.concatenate([x, s, _weights(layout, x.dtype)])
-    if accumulate == "segment":
-        return _by_segment(kernel, layout, lists, table, scale)
-    return _by_scatter(kernel, layout, lists, table, scale)
+    scatter, segment = (functools.partial(f, kernel) for f in (_by_scatter, _by_segment))
+    if accumulate == "auto":
+        # Contended atomic additions of float32 are what "segment" avoids on GPUs; elsewhere, and
+        # in float64, evaluating each tile once is worth more.
+        other = segment if x.dtype == jnp.float32 else scatter
+        operands = (layout, lists, table, scale)
+        return jax.lax.platform_dependent(*operands, cpu=scatter, default=other)
+    return (segment if accumulate == "segment" else scatter)(layout, lists, table, scale)
 
 
 def _by_segment(kernel, layout, lists, table, scale):
     d = len(table) // 2
     group, block = _sizes(layout, 1)
 
-    def add(own, entry, real, shared):
+    def add(own, _, entry, real, shared):
         k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
         push = k1 * (other[-1] * scale)
         parts = [jnp.sum(k0 * other[d + c] + push * difference[c], 1) for c in range(d)]
@@ -72,6 +84,7 @@ def _by_segment(kernel, layout, lists, table, scale):
         group=group,
         block=block,
         own=lambda rows: _targets(table[:, rows]),
+        fetch=_nothing,
         add=add,
         like=_targets(table[:d])[:, 0],
         axis=-2,
@@ -84,7 +97,7 @@ def _by_scatter(kernel, layout, lists, table, scale):
     group, block = _sizes(layout, 2)
     start, count = _upper_half(lists)
 
-    def add(data, entry, real, shared):
+    def add(data, _, entry, real, shared):
         own, rows = data
         k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
         push = k1 * scale
@@ -104,12 +117,19 @@ def _by_scatter(kernel, layout, lists, table, scale):
         group=group,
         block=block,
         own=lambda rows: (_targets(table[:, rows]), rows),
+        fetch=_nothing,
         add=add,
         like=_targets(table[:d])[:, 0],
         axis=-2,
         shared=jnp.zeros((d, layout.leaves, layout.leaf), table.dtype),
     )
     return out[..., : layout.leaf] + other
+
+
+def _nothing(entry: Array, real: Array) -> tuple[()]:
+    """Tiles are larger than what they are made of: gathering in place was faster."""
+    del entry, real
+    return ()
 
 
 def _upper_half(lists: Lists) -> tuple[Array, Array]:
@@ -182,7 +202,7 @@ def _near_backward(kernel, accumulate, kept, cotangent):
     weights = _weights(layout, x.dtype)
     table = jnp.concatenate([x, s, cotangent * weights, weights])
 
-    def add(own, entry, real, shared):
+    def add(own, _, entry, real, shared):
         other, own = _gather(table, entry, real)[..., None], own[:, :, None]
         difference = [(own[c] - other[c]) * scale for c in range(d)]
         u = sum(q * q for q in difference)
@@ -207,6 +227,7 @@ def _near_backward(kernel, accumulate, kept, cotangent):
         group=group,
         block=block,
         own=lambda rows: _targets(table[:, rows]),
+        fetch=_nothing,
         add=add,
         like=(row, row, row[0]),
         axis=-2,

@@ -22,7 +22,8 @@ def sweep(
     group: int,
     block: int,
     own: Callable[[Array], PyTree],
-    add: Callable[[PyTree, Array, Array, PyTree], tuple[PyTree, PyTree]],
+    fetch: Callable[[Array, Array], PyTree],
+    add: Callable[[PyTree, PyTree, Array, Array, PyTree], tuple[PyTree, PyTree]],
     like: PyTree,
     axis: int = -1,
     shared: PyTree = (),
@@ -36,7 +37,9 @@ def sweep(
       group: rows taken together.
       block: entries of each taken at a time.
       own: gets row numbers ``(group,)`` and returns the rows' own data.
-      add: gets these data, entries ``(block, group)``, which of them are real, and ``shared``;
+      fetch: gets entries ``(block, group)`` and which of them are real, and returns what is to
+        be in memory before ``add`` is called.
+      add: gets both data, the entries, which of them are real, and ``shared``;
         returns the contributions, a pytree of arrays with an axis over the group, and ``shared``.
       like: one row of such a pytree, for its shapes.
       axis: where the axis over rows stands in the contributions, counted from the end.
@@ -72,8 +75,19 @@ def sweep(
             place = done + lane
             real = place < lengths
             entry = flat[jnp.where(real, begins + place, 0)]
-            new, shared = add(data, jnp.where(real, entry, 0), real, shared)
-            return done + block, jax.tree.map(jnp.add, total, new), shared
+            entry = jnp.where(real, entry, 0)
+            other = fetch(entry, real)
+
+            def evaluate(_, sums):
+                total, shared = sums
+                new, shared = add(data, other, entry, real, shared)
+                return jax.tree.map(jnp.add, total, new), shared
+
+            # Always one round, but the compiler does not know: without the loop it would fuse what
+            # is fetched into each of its consumers and fetch it several times over.
+            rounds = jnp.minimum(lengths[0] - done, 1)
+            total, shared = jax.lax.fori_loop(0, rounds, evaluate, (total, shared))
+            return done + block, total, shared
 
         _, total, shared = jax.lax.while_loop(
             lambda carry: carry[0] < lengths[0], one_block, (jnp.int32(0), zeros(group), shared)

@@ -20,8 +20,9 @@ from yggdrax.status import Status
 from yggdrax.stein.acceptance import by_angle, by_bound
 from yggdrax.stein.exact import Exact
 from yggdrax.stein.far import far_field
+from yggdrax.stein.leaves import layout_of
 from yggdrax.stein.near import near_field
-from yggdrax.typing import Array
+from yggdrax.typing import Array, Number, ParticleTree
 
 __all__ = ["Plan", "Topology", "build", "evaluate"]
 
@@ -93,6 +94,23 @@ class Topology:
         same = self.plan.by_angle | (h == self.h)
         return (still & same) | ~(jnp.all(jnp.isfinite(x)) & jnp.isfinite(h))
 
+    def refreshed(self, x: Array, h: Array) -> "Topology":
+        """Itself where it serves ``x`` (N, d) and ``h``, else a new one for them."""
+        fresh = sequential_vmap(_refresh_once)
+        return fresh(self, *jax.lax.stop_gradient((x, h)))
+
+    def refresh(self, particles: ParticleTree, bandwidth: Number | None = None) -> "Topology":
+        """The same for a tree of particles, for the next steps of a loop. Traceable.
+
+        Args:
+          particles: like those that it was built for.
+          bandwidth: None for the bandwidth that it was built for.
+        """
+        layout = layout_of(particles)
+        x = layout.join(layout.matrices(particles), always=True)[0]
+        h = self.h if bandwidth is None else jnp.asarray(bandwidth, self.h.dtype)
+        return self.refreshed(x, h)
+
 
 def build(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array) -> Topology:
     """Builds the topology for positions ``x`` (N, d); ``tolerance`` is theta or rtol."""
@@ -127,6 +145,14 @@ def _build_once(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array
         tolerance=tolerance,
         plan=plan,
     )
+
+
+def _refresh_once(topology: Topology, x: Array, h: Array) -> Topology:
+    def anew(topology, x, h):
+        return _build_once(topology.plan, topology.layout, x, h, topology.tolerance)
+
+    keep = topology.serves(x, h)
+    return jax.lax.cond(keep, lambda topology, x, h: topology, anew, topology, x, h)
 
 
 def _acceptance(plan: Plan, nodes: Nodes, layout: Layout, h: Array, tolerance: Array):

@@ -11,7 +11,7 @@ from yggdrax.geometry.slots import ORDERINGS
 from yggdrax.kernels import Kernel
 from yggdrax.status import Status
 from yggdrax.stein.engine import Engine, SteinSum
-from yggdrax.stein.near import STRATEGIES
+from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Plan, Topology, build, evaluate
 from yggdrax.typing import Array
 
@@ -97,7 +97,7 @@ class Tree(Engine):
         if self.check_every < 0:
             raise ValueError(f"check_every must be 0 (never) or positive, not {self.check_every}.")
         _check_choice("order", self.order, (0, 1, 2))
-        _check_choice("accumulate", self.accumulate, STRATEGIES)
+        check_strategy(self.accumulate)
         _check_choice("ordering", self.ordering, tuple(ORDERINGS))
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:

@@ -1,0 +1,185 @@
+"""The tree sum as functions: a topology from particles, and phi from a topology."""
+
+import dataclasses
+
+import jax.numpy as jnp
+
+from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
+from yggdrax.stein.leaves import ParticleLayout, check_like, layout_of
+from yggdrax.stein.near import check_strategy
+from yggdrax.stein.topology import Topology, evaluate
+from yggdrax.stein.tree import Tree
+from yggdrax.typing import Array, Number, ParticleTree
+
+__all__ = ["build_svgd_topology", "svgd_phi", "svgd_phi_from_topology"]
+
+
+def build_svgd_topology(
+    particles: ParticleTree,
+    bandwidth: Number | None = None,
+    *,
+    kernel: Kernel | str = RBF(),  # noqa: B008  (frozen)
+    leaf_size: int | None = None,
+    theta: float | None = None,
+    rtol: float = 1e-3,
+    order: int = 2,
+    ordering: str = "median",
+    reuse: float = 0.0,
+    near_capacity: int | None = None,
+    far_capacity: int | None = None,
+    exact_above: float = 0.4,
+) -> Topology:
+    """Sorts particles into a tree and lists which nodes meet which. Traceable.
+
+    Args:
+      particles: pytree of floating arrays with a leading axis N.
+      bandwidth: h > 0; not needed if ``theta`` is given, whose lists serve every bandwidth.
+      kernel: a radial kernel, or its name.
+      leaf_size: see :class:`yggdrax.Tree`, as for ``theta``, ``rtol``, ``order``, ``ordering``,
+        ``near_capacity``, ``far_capacity`` and ``exact_above``.
+      theta: opening angle.
+      rtol: what the error should stay below.
+      order: total degree of the expansions.
+      ordering: ``"median"`` or ``"morton"``.
+      reuse: how far particles may move before the topology no longer serves, in mean radii of the
+        leaves. The acceptance is made for all positions within that distance: larger nodes are
+        refused, lists are longer. :func:`svgd_phi_from_topology` checks every particle.
+      near_capacity: room for near pairs of leaves.
+      far_capacity: room for far pairs of nodes.
+      exact_above: part of the pairs of leaves that may be near before the exact tiles serve.
+
+    Returns:
+      A :class:`~yggdrax.stein.topology.Topology`: a pytree that passes through ``jit`` and
+      ``scan``. Its ``status`` holds ``Status.CAPACITY`` if a list was too short (the exact sum
+      then serves) and ``Status.NONFINITE``; ``refresh(particles, bandwidth)`` builds it anew where
+      it no longer serves.
+
+    Raises:
+      ValueError: for an option out of range, N = 0, or a missing bandwidth.
+      TypeError: for integer leaves.
+
+    Example:
+      >>> import jax
+      >>> x = jax.random.normal(jax.random.key(0), (200, 3))
+      >>> build_svgd_topology(x, theta=0.5, leaf_size=8).layout.leaves
+      32
+    """
+    if bandwidth is None and theta is None:
+        raise ValueError("acceptance by rtol depends on the bandwidth: pass bandwidth, or theta.")
+    if not reuse >= 0:
+        raise ValueError(f"reuse must not be negative, but is {reuse!r}.")
+    layout = layout_of(particles)
+    engine = Tree(
+        leaf_size=leaf_size,
+        theta=theta,
+        rtol=rtol,
+        order=order,
+        ordering=ordering,
+        near_capacity=near_capacity,
+        far_capacity=far_capacity,
+        exact_above=exact_above,
+    )
+    h = _bandwidth(layout, 1.0 if bandwidth is None else bandwidth)
+    x = _matrix(layout, particles)
+    return engine.topology(x, h, resolve_kernel(kernel), reuse=float(reuse))
+
+
+def svgd_phi_from_topology(
+    particles: ParticleTree,
+    scores: ParticleTree,
+    bandwidth: Number,
+    topology: Topology,
+    *,
+    accumulate: str = "scatter",
+) -> ParticleTree:
+    r"""The Stein variational gradient of every particle, summed by a tree. Traceable.
+
+    .. math::
+        \phi_i = \frac1N \sum_j \big[ k(x_j, x_i)\, S_j + \nabla_{x_j} k(x_j, x_i) \big]
+
+    Differentiable once in particles, scores and bandwidth in reverse mode, with order and lists
+    held fixed. The adjoint is a sum in which every target owns its row, for both strategies.
+
+    Particles may have moved since the topology was built. If one went further than the topology
+    allows (``reuse``), or if the bandwidth is another one than it was built for (with ``rtol``), a
+    new topology is built in this call; it is never used where it does not hold.
+
+    Args:
+      particles: pytree of floating arrays with a leading axis N.
+      scores: gradients of log p at the particles, like ``particles``.
+      bandwidth: h > 0, in the units of the particles.
+      topology: from :func:`build_svgd_topology`, for the same shapes.
+      accumulate: how near pairs are added up. ``"scatter"``: every pair of leaves is evaluated
+        once and added to both; ``"segment"``: every target leaf sums its own directed pairs, and
+        the sums are placed by a permutation; ``"auto"``: by dtype and platform. docs/tree.md has
+        the measurements.
+
+    Returns:
+      phi, like ``particles`` in structure, shapes and dtypes.
+
+    Raises:
+      ValueError: for trees, shapes or dtypes that differ, an unknown strategy, or a bandwidth that
+        is not positive.
+      TypeError: for integer leaves.
+
+    Example:
+      >>> x = jnp.array([[0.0], [1.0], [3.0]])
+      >>> topology = build_svgd_topology(x, 1.0, leaf_size=1)
+      >>> [f"{v:.5f}" for v in svgd_phi_from_topology(x, -x, 1.0, topology)[:, 0]]
+      ['-0.42657', '-0.35672', '-0.94378']
+    """
+    layout = layout_of(particles)
+    check_like(layout, particles, scores, "scores")
+    check_strategy(accumulate)
+    h = _bandwidth(layout, bandwidth)
+    x, s = _matrix(layout, particles), _matrix(layout, scores)
+    if x.shape != topology.x.shape or x.dtype != topology.x.dtype:
+        raise ValueError(
+            f"the topology was built for particles {topology.x.shape} {topology.x.dtype}, but "
+            f"these are {x.shape} {x.dtype}: build one for them."
+        )
+    current = topology.refreshed(x, h)
+    plan = dataclasses.replace(topology.plan, accumulate=accumulate)
+    phi = evaluate(dataclasses.replace(current, plan=plan), x, s, h)
+    return layout.tree(layout.split((phi,)), particles)
+
+
+def svgd_phi(
+    particles: ParticleTree,
+    scores: ParticleTree,
+    bandwidth: Number,
+    *,
+    accumulate: str = "auto",
+    **options,
+) -> ParticleTree:
+    """phi by a tree built for this call alone: for callers who do not differentiate.
+
+    Args:
+      particles: pytree of floating arrays with a leading axis N.
+      scores: gradients of log p at the particles, like ``particles``.
+      bandwidth: h > 0, in the units of the particles.
+      accumulate: see :func:`svgd_phi_from_topology`.
+      **options: of :func:`build_svgd_topology`.
+
+    Returns:
+      phi, like ``particles``.
+
+    Raises:
+      ValueError, TypeError: as the two functions that it is made of.
+
+    Example:
+      >>> x = jnp.array([[0.0], [1.0], [3.0]])
+      >>> [f"{v:.5f}" for v in svgd_phi(x, 0 * x, 1.0)[:, 0]]
+      ['-0.21329', '0.11195', '0.10133']
+    """
+    topology = build_svgd_topology(particles, bandwidth, **options)
+    return svgd_phi_from_topology(particles, scores, bandwidth, topology, accumulate=accumulate)
+
+
+def _bandwidth(layout: ParticleLayout, bandwidth: Number) -> Array:
+    check_positive(bandwidth, "bandwidth")
+    return jnp.maximum(jnp.asarray(bandwidth, layout.dtype), floor_of(layout.dtype))
+
+
+def _matrix(layout: ParticleLayout, tree: ParticleTree) -> Array:
+    return layout.join(layout.matrices(tree), always=True)[0]
