@@ -40,11 +40,13 @@ def main() -> None:
     y = 2.0 - 3.0 * x + 0.5 * jnp.asarray(random.randn(100), jnp.float32)
 
     info = initialize_model(jax.random.key(0), model, model_args=(x, y))
-    # The potential is -log p of the unconstrained parameters, log-Jacobian included.
-    target = yg.LogDensity(lambda z: -info.potential_fn(z), init=info.param_info.z)
+    # The potential is -log p of the unconstrained parameters, log-Jacobian included. Particles
+    # start around zero: a scale near 1 instead of one so small that the first gradients are huge.
+    origin = jax.tree.map(jnp.zeros_like, info.param_info.z)
+    target = yg.LogDensity(lambda z: -info.potential_fn(z), init=origin)
 
-    optimizer = optax.chain(yg.svgd("median"), optax.adam(optax.cosine_decay_schedule(0.1, 800)))
-    run = yg.sample(target, jax.random.key(1), 100, 800, optimizer=optimizer)
+    optimizer = optax.chain(yg.svgd("median"), optax.adam(optax.cosine_decay_schedule(0.1, 2000)))
+    run = yg.sample(target, jax.random.key(1), 100, 2000, optimizer=optimizer)
     yg.check(run.opt_state)
     posterior = jax.vmap(info.postprocess_fn)(run.particles)
     for name in ("offset", "slope", "scale"):

@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from yggdrax.sharding import rows_like
 from yggdrax.targets.base import Target, check_scalar
 from yggdrax.typing import Key, ParticleTree, PyTree
 
@@ -33,7 +34,7 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
 
     Args:
       key: a random key.
-      target: any target with ``init(key)``.
+      target: any target with ``init(key)``, or with an ``init_many(key, N)`` of its own.
       num_particles: N, at least 1.
 
     Returns:
@@ -52,8 +53,7 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
       (100, 2)
     """
     # Compiled as one program: op by op, a network's initialisers take several times as long.
-    draw = jax.jit(jax.vmap(target.init))
-    particles = draw(jax.random.split(key, _check_count(num_particles)))
+    particles = jax.jit(target.init_many, static_argnums=1)(key, _check_count(num_particles))
     warn_if_equal(particles, stacklevel=3)
     return particles
 
@@ -174,7 +174,9 @@ def particle_grads(
       [[1.0], [3.0]]
     """
     num_particles = _check_particles(particles)
-    keys = None if key is None else jax.random.split(key, num_particles)
+    keys = None
+    if key is not None:
+        keys = rows_like(jax.random.split(key, num_particles), particles)
     if model_state is None and getattr(target, "needs_model_state", False):
         raise ValueError(
             f"{type(target).__name__} has mutable collections (such as BatchNorm statistics): pass "

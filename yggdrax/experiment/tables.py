@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import nnx
 
 from yggdrax import plots
@@ -20,6 +21,7 @@ from yggdrax.experiment.data import (
     split,
     uci_split,
 )
+from yggdrax.experiment.nuts import compare_moments, load_blackjax, nuts
 from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.targets import (
     BayesianNetwork,
@@ -27,9 +29,12 @@ from yggdrax.targets import (
     GaussianPrior,
     LogisticRegression,
     Predictive,
+    Whitened,
     predict,
 )
-from yggdrax.typing import Array, PyTree
+from yggdrax.transform import svgd
+from yggdrax.typing import Array, Key, PyTree
+from yggdrax.unroll import sample
 
 __all__ = ["ClassificationProblem", "RegressionProblem"]
 
@@ -202,46 +207,90 @@ class ClassificationProblem(ProblemConfig):
       prior_precision: of the weights and the intercept.
       test_fraction: share of the rows that are only tested on.
       split_seed: which rows those are.
+      whiten: sample in coordinates in which the posterior is about a standard normal (see
+        :class:`yggdrax.Whitened`), found by the mode and a short first run.
+      refine_steps: of that first run.
+      nuts_draws: compare with NUTS, four chains of so many draws; 0 does not, and needs no
+        BlackJAX.
     """
 
     prior_precision: float = 1.0
     test_fraction: float = 0.2
     split_seed: int = 0
+    whiten: bool = False
+    refine_steps: int = 150
+    nuts_draws: int = 0
 
     def validate(self) -> None:
         """Checks ranges."""
         require_positive(prior_precision=self.prior_precision)
+        if self.refine_steps < 1:
+            raise ConfigError(f"refine_steps must be at least 1, not {self.refine_steps!r}")
+        if self.nuts_draws < 0:
+            raise ConfigError(f"nuts_draws must be at least 0, not {self.nuts_draws!r}")
         _check_split(self.test_fraction, self.split_seed)
 
     def build(self, seed: int) -> Problem:
-        """Loads and splits the data; the split depends on ``split_seed`` alone."""
-        del seed
+        """Loads and splits the data; the split depends on ``split_seed`` alone.
+
+        Raises:
+          ConfigError: if NUTS is asked for and BlackJAX is missing: now, not after the run.
+        """
+        if self.nuts_draws:
+            try:
+                load_blackjax()
+            except ImportError as error:
+                raise ConfigError(f"problem.nuts_draws: {error}; or set it to 0") from error
         table = load_classification()
         parts = split(table, test_fraction=self.test_fraction, seed=self.split_seed, labels=True)
         target = LogisticRegression(
             parts.x_train, parts.y_train, prior_precision=self.prior_precision
         )
-        return _Classification(target, table.names, parts)
+        white = None
+        if self.whiten:
+            white = whitened_by_a_run(target, jax.random.key(seed), self.refine_steps)
+        return _Classification(target, table.names, parts, white, self.nuts_draws)
+
+
+def whitened_by_a_run(target: LogisticRegression, key: Key, steps: int) -> Whitened:
+    """Whitens by the mode and the curvature there, then by 200 particles of a short run."""
+    white = Whitened.laplace(target, jnp.zeros(target.dimension, target.x.dtype))
+    schedule = optax.cosine_decay_schedule(0.1, steps)
+    optimizer = optax.chain(svgd(0.35, per="coordinate"), optax.adam(schedule))
+    run = sample(white, key, 200, steps, optimizer=optimizer)
+    return white.refined(run.particles)
 
 
 class _Classification(Problem):
-    """Test scores beside the usual point estimate."""
+    """Test scores beside the usual point estimate, moments beside those of NUTS."""
 
-    target: LogisticRegression
     watch = ("test_accuracy", "test_log_likelihood")
 
-    def __init__(self, target: LogisticRegression, names: tuple[str, ...], parts: Split) -> None:
+    def __init__(
+        self,
+        regression: LogisticRegression,
+        names: tuple[str, ...],
+        parts: Split,
+        white: Whitened | None = None,
+        nuts_draws: int = 0,
+    ) -> None:
         super().__init__(
-            target,
+            regression if white is None else white,
             train=(jnp.asarray(parts.x_train), jnp.asarray(parts.y_train)),
             test=(jnp.asarray(parts.x_test), jnp.asarray(parts.y_test)),
         )
+        self.regression, self.white, self.nuts_draws = regression, white, nuts_draws
         self.names, self.parts = names, parts
+
+    def coefficients(self, state: RunState) -> Array:
+        """The particles as weights and intercept, (N, features + 1)."""
+        particles = state.particles
+        return particles if self.white is None else self.white.restore(particles)
 
     def evaluate(self, state: RunState, test: PyTree) -> dict[str, Array]:
         """Accuracy of the averaged probability, and mean log probability of the labels."""
         x, y = test
-        predictive = predict(self.target, state.particles, x)
+        predictive = predict(self.regression, self.coefficients(state), x)
         return {
             "test_accuracy": jnp.mean((predictive.probabilities > 0.5) == (y > 0.5)),
             "test_log_likelihood": jnp.mean(predictive.log_density(y)),
@@ -250,13 +299,21 @@ class _Classification(Problem):
     def report(
         self, config: ExperimentConfig, state: RunState, initial: RunState
     ) -> dict[str, Any]:
-        """The scores of both models on the same rows."""
-        return {
+        """The scores of both models on the same rows, and the comparison with NUTS."""
+        found: dict[str, Any] = {
             "train_rows": len(self.parts.y_train),
             "test_rows": len(self.parts.y_test),
             "posterior": jax.jit(self.evaluate)(state, self.test),
-            "point_estimate": baselines.logistic(self.parts, self.target.prior_precision),
+            "point_estimate": baselines.logistic(self.parts, self.regression.prior_precision),
         }
+        if self.nuts_draws:
+            white = self.white or Whitened.laplace(self.regression, self.coefficients(state)[0])
+            chains = nuts(white, jax.random.key(config.seed), self.nuts_draws)
+            found["nuts"] = {
+                "effective_size": chains.effective_size,
+                **compare_moments(self.coefficients(state), chains),
+            }
+        return found
 
     def references(self, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
         """The point estimate's scores."""
@@ -265,7 +322,7 @@ class _Classification(Problem):
     def pictures(self, state: RunState, initial: RunState):
         """The coefficients with their intervals."""
         names = (*self.names, "intercept")
-        return {"coefficients": plots.coefficients(state.particles, names)}
+        return {"coefficients": plots.coefficients(self.coefficients(state), names)}
 
 
 def _check_split(test_fraction: float, split_seed: int) -> None:

@@ -40,6 +40,13 @@ class Target(nnx.Module):
             "or make the particles yourself (each leaf with a leading axis N)."
         )
 
+    def init_many(self, key: Key, num_particles: int) -> PyTree:
+        """Draws a stack of particles, each by :meth:`init` with a key of its own.
+
+        A subclass may draw them together instead, such as with a mean that is exact.
+        """
+        return jax.vmap(self.init)(jax.random.split(key, num_particles))
+
     def init_model_state(self, key: Key) -> PyTree:
         """The mutable collections of one particle before the first step; ``{}`` without any."""
         del key

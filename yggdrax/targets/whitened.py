@@ -119,7 +119,7 @@ class Whitened(Target):
         mean = self._one(jnp.mean(jnp.asarray(particles), axis=0))
         return Whitened(self.target, mean, 0.5 * (outer + outer.T))
 
-    def draw(self, key: Key, num_particles: int) -> Array:
+    def init_many(self, key: Key, num_particles: int) -> Array:
         """Draws z (N, d) to start from, with mean 0 and covariance I exactly if N > d.
 
         A kernel for each coordinate moves every coordinate to its own distribution and leaves
