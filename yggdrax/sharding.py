@@ -37,6 +37,7 @@ __all__ = [
     "over_shards",
     "pass_round",
     "replicated_like",
+    "rows_like",
     "shard_count",
     "shard_particles",
     "smallest",
@@ -122,6 +123,11 @@ def _in_shard(mesh) -> bool:
     return any(kind == AxisType.Manual for kind in mesh.axis_types)
 
 
+def _several(mesh) -> bool:
+    """Whether a mesh matters: the types of an explicit one do even with a single device."""
+    return mesh.size > 1 or not _automatic(mesh)
+
+
 def _automatic(mesh) -> bool:
     return any(kind == AxisType.Auto for kind in mesh.axis_types)
 
@@ -143,7 +149,7 @@ def may_be_sharded(tree: PyTree) -> bool:
       False
     """
     return any(
-        mesh is not None and mesh.size > 1 and not _in_shard(mesh)
+        mesh is not None and _several(mesh) and not _in_shard(mesh)
         for mesh in (_mesh_of(jnp.asarray(leaf)) for leaf in jax.tree.leaves(tree))
     )
 
@@ -157,7 +163,7 @@ def on_one_device(array: Array) -> bool:
     """
     mesh = _mesh_of(array)
     if mesh is not None:
-        return mesh.size == 1 or _in_shard(mesh)
+        return not _several(mesh) or _in_shard(mesh)
     # A traced array may be put on several devices later, by in_shardings or a constraint.
     return jax.device_count() == 1 or not isinstance(array, Tracer)
 
@@ -171,7 +177,7 @@ def replicated_like(tree: PyTree, like: PyTree) -> PyTree:
         if isinstance(leaf, Tracer):
             return on_mesh_of(tree, leaf)
         sharding: Any = getattr(leaf, "sharding", None)
-        if isinstance(sharding, NamedSharding) and sharding.mesh.size > 1:
+        if isinstance(sharding, NamedSharding) and _several(sharding.mesh):
             return jax.tree.map(functools.partial(_put_everywhere, sharding.mesh), tree)
     return tree
 
@@ -188,6 +194,19 @@ def on_mesh_of(tree: PyTree, like: Array) -> PyTree:
     if mesh is None or not all(kind == AxisType.Explicit for kind in mesh.axis_types):
         return tree
     return jax.sharding.reshard(tree, NamedSharding(mesh, PartitionSpec()))
+
+
+def rows_like(rows: PyTree, like: PyTree) -> PyTree:
+    """Splits arrays with a leading axis N as the types say that ``like`` is split.
+
+    On an automatic mesh and without one there is nothing to do.
+    """
+    leaf = jax.tree.leaves(like)[0]
+    axes = _explicit_axes(leaf)
+    if not axes:
+        return rows
+    mesh = jax.typeof(leaf).sharding.mesh
+    return jax.sharding.reshard(rows, NamedSharding(mesh, PartitionSpec(axes)))
 
 
 def shard_particles(particles: ParticleTree, mesh: Mesh, axis: str | None = None) -> ParticleTree:

@@ -112,6 +112,6 @@ def test_a_version_that_is_not_known_is_refused_by_number(tmp_path):
     with open_copy(tmp_path, "version_1") as checkpointer:
         path = checkpointer.directory / "00000020" / "yggdrax.json"
         record = json.loads(path.read_text())
-        path.write_text(json.dumps(record | {"version": FORMAT_VERSION + 1}))
-        with pytest.raises(CheckpointError, match=f"format version {FORMAT_VERSION + 1}"):
+        path.write_text(json.dumps(record | {"version": FORMAT_VERSION + 2}))
+        with pytest.raises(CheckpointError, match=f"format version {FORMAT_VERSION + 2}"):
             checkpointer.restore(state(7))

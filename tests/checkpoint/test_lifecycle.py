@@ -323,10 +323,10 @@ def test_two_strays_of_one_step_are_both_kept(tmp_path):
 def test_a_later_format_is_refused_by_name_and_not_skipped(tmp_path):
     fill(tmp_path, 10, 20)
     path = tmp_path / "00000020" / "yggdrax.json"
-    path.write_text(path.read_text().replace('"version": 1', '"version": 2'))
+    path.write_text(path.read_text().replace('"version": 1', '"version": 3'))
     with Checkpointer(tmp_path) as checkpointer:
         for call in (checkpointer.latest_step, lambda: checkpointer.restore(LIKE)):
-            with pytest.raises(CheckpointError, match="format version 2"):
+            with pytest.raises(CheckpointError, match="format version 3"):
                 call()
         assert_same(checkpointer.restore(LIKE, step=10), state(10))
 

@@ -11,17 +11,22 @@ for the latest step.
 
 import pathlib
 from collections.abc import Mapping
+from typing import Any
 
-import numpy as np
+import jax
 from orbax.checkpoint import v1
 
 __all__ = ["read_arrays", "write_arrays"]
 
 
-def write_arrays(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None:
-    """Writes non-empty ``arrays`` as an Orbax checkpoint to ``folder``, which must not exist."""
+def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
+    """Writes non-empty ``arrays`` as an Orbax checkpoint to ``folder``, which must not exist.
+
+    With several processes all call it together, and arrays that are spread over them are written
+    by all.
+    """
     if not arrays:  # Orbax would warn; a state of nothing but scalars is legitimate
-        folder.mkdir()
+        folder.mkdir(exist_ok=jax.process_count() > 1)
         return
     context = v1.Context()
     # Particles are noise to a compressor: half the writing time for a tenth more disk.
@@ -30,7 +35,13 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, np.ndarray]) -> None
         v1.save(str(folder), dict(arrays))
 
 
-def read_arrays(folder: pathlib.Path) -> dict[str, np.ndarray]:
-    """Reads back what :func:`write_arrays` wrote, in the same dtypes."""
+def read_arrays(folder: pathlib.Path, like: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """Reads back what :func:`write_arrays` wrote, in the same dtypes.
+
+    Args:
+      folder: the checkpoint.
+      like: for each array an array or ``jax.ShapeDtypeStruct`` that says where it goes; NumPy
+        arrays for all if None. With several processes all call it together.
+    """
     with v1.Context():
-        return v1.load(str(folder))
+        return v1.load(str(folder), None if like is None else dict(like))

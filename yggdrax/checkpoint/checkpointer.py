@@ -9,8 +9,6 @@ from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex
 
-import jax
-
 from yggdrax.checkpoint import folder as folders
 from yggdrax.checkpoint.errors import (
     CheckpointDamaged,
@@ -22,18 +20,14 @@ from yggdrax.checkpoint.errors import (
 from yggdrax.checkpoint.folder import Manifest
 from yggdrax.checkpoint.keep import KeepPolicy
 from yggdrax.checkpoint.lock import DirectoryLock
-from yggdrax.checkpoint.manifest import (
-    array_names,
-    compare,
-    describe,
-    digest,
-    rebuild,
-    snapshot,
-)
+from yggdrax.checkpoint.manifest import compare, describe, snapshot
 from yggdrax.checkpoint.options import resolve_directory, save_policy, step_number
 from yggdrax.checkpoint.settings import current_settings, differences
+from yggdrax.checkpoint.state import difference, read_state
+from yggdrax.checkpoint.together import save_together, spread_snapshot
 from yggdrax.checkpoint.values import fingerprint, first_difference, json_copy, numbers
 from yggdrax.checkpoint.writer import BackgroundWrite
+from yggdrax.processes import Group, ProcessLost
 
 __all__ = ["Checkpointer"]
 
@@ -50,7 +44,11 @@ class Checkpointer:
     A step appears under its number only when it is whole and on the disk, so a kill at any moment
     loses no more than the steps since the last completed save. Nothing is deleted that this class
     did not write: stray and damaged folders are skipped, or moved aside when their name is needed,
-    with a warning. Directories are on a local or mounted file system; a state lives in one process.
+    with a warning. Directories are on a local or mounted file system.
+
+    With several processes (``jax.distributed``) all make the same calls with the same directory,
+    which all of them see. Each writes and reads the shards that it holds, whatever the number of
+    processes was before; a save is then whole before :meth:`save` returns.
 
     Example:
       >>> import tempfile
@@ -118,6 +116,8 @@ class Checkpointer:
         self._noted: set[str] = set()
         self._damaged: set[int] = set()
         self._lock: DirectoryLock | None = None
+        self._read_only = read_only
+        self._group = Group("checkpoint")
         self._closed = False
         self.restored_step: int | None = None
         """The step of the last :meth:`restore`; None before."""
@@ -127,15 +127,18 @@ class Checkpointer:
                 f"step {int(self._root.name) if self._root.name.isdigit() else '...'}."
             )
         if not read_only:
-            try:
-                self._root.mkdir(parents=True, exist_ok=True)
-            except OSError as error:
-                raise CheckpointWriteError(
-                    f"{self._root} cannot be created: {error.strerror}. Choose another directory."
-                ) from error
-            self._lock = DirectoryLock(self._root)
-            weakref.finalize(self, self._lock.release)
-            folders.clean_scratch(self._root)
+            self._group.lead(self._take_directory)
+
+    def _take_directory(self) -> None:
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise CheckpointWriteError(
+                f"{self._root} cannot be created: {error.strerror}. Choose another directory."
+            ) from error
+        self._lock = DirectoryLock(self._root)
+        weakref.finalize(self, self._lock.release)
+        folders.clean_scratch(self._root)
 
     @property
     def directory(self) -> pathlib.Path:
@@ -177,7 +180,7 @@ class Checkpointer:
         """
         number = step_number(step)
         self._check_open()
-        if self._lock is None:
+        if self._read_only:
             raise RuntimeError(f"{self._root} was opened with read_only=True; it saves nothing.")
         if not force and not self._due(number):
             if self._write is not None and not self._write.running():
@@ -187,8 +190,7 @@ class Checkpointer:
         values = numbers(metrics or {})
         self._keep.check_metrics(values)
         notes = json_copy(metadata or {}, "metadata")
-        if jax.process_count() > 1:
-            raise RuntimeError("Checkpointer saves states of one process; this run has several.")
+        several = self._group.count > 1
         newest = self.latest_step()
         if newest is not None and number < newest:
             raise ValueError(
@@ -196,11 +198,17 @@ class Checkpointer:
                 f"on from an older step call rewind({number}) first, or start the run in a new "
                 f"directory."
             )
-        entries, arrays = snapshot(state)
+        entries, arrays = spread_snapshot(state) if several else snapshot(state)
         if number == newest:
-            self._check_same(number, entries, arrays)
+            path = folders.step_folder(self._root, number)
+            name = difference(self._group, path, entries, arrays)
+            if name is not None:
+                raise ValueError(
+                    f"Step {number} is already saved in {self._root} with another value of {name}. "
+                    f"To replace it call rewind({number - 1}) first, or use another directory."
+                )
             return False
-        moved = folders.make_room(self._root, number)
+        moved = self._group.lead(lambda: folders.make_room(self._root, number))
         if moved is not None:
             self._damaged.discard(number)
             self._note(moved)
@@ -217,7 +225,12 @@ class Checkpointer:
 
         def write() -> None:
             try:
-                folders.write_step(self._root, manifest, arrays)
+                if several:
+                    save_together(self._group, self._root, manifest, arrays)
+                else:
+                    folders.write_step(self._root, manifest, arrays)
+            except ProcessLost:
+                raise
             except Exception as error:  # Orbax and TensorStore raise many types
                 folders.clean_scratch(self._root)
                 raise CheckpointWriteError(
@@ -225,8 +238,11 @@ class Checkpointer:
                     f"memory and the earlier checkpoints are untouched; make room or repair the "
                     f"permissions and save again."
                 ) from error
-            self._notes += self._keep.apply(self._root)
+            self._notes += self._group.lead(lambda: self._keep.apply(self._root))
 
+        if several:
+            write()
+            return True
         self._write = BackgroundWrite(write, f"saving step {number} to {self._root}")
         if not self._asynchronous:
             self.wait()
@@ -260,14 +276,14 @@ class Checkpointer:
         expected = describe(like)
         if step is not None:
             return self._restore_step(step_number(step), like, expected)
-        for number in reversed(folders.numbered_folders(self._root)):
-            if self._read_manifest(number) is None:
-                continue
+        number = self.latest_step()
+        while number is not None:
             try:
                 return self._restore_step(number, like, expected)
             except CheckpointDamaged as error:
                 self._damaged.add(number)
                 self._note(f"{error}. It is skipped, and the newest whole step is used.")
+            number = self.latest_step()
         raise NoCheckpoint(self._nothing_here())
 
     def latest_step(self) -> int | None:
@@ -281,10 +297,11 @@ class Checkpointer:
         """
         self._check_open()
         self.wait()
-        for number in reversed(folders.numbered_folders(self._root)):
-            if self._read_manifest(number) is not None:
-                return number
-        return None
+        return self._group.lead(self._newest)
+
+    def _newest(self) -> int | None:
+        steps = reversed(folders.numbered_folders(self._root))
+        return next((step for step in steps if self._read_manifest(step) is not None), None)
 
     def steps(self) -> list[int]:
         """Returns all whole steps on the disk, ascending, like :meth:`latest_step`."""
@@ -326,7 +343,7 @@ class Checkpointer:
             "config": manifest.config,
             "fingerprint": None if manifest.config is None else fingerprint(manifest.config),
             "settings": manifest.settings,
-            "format_version": folders.FORMAT_VERSION,
+            "format_version": manifest.version,
             "leaves": {e.name: str(e) for e in manifest.entries if e.kind != "node"},
             "bytes": sum(manifest.files.values()),
         }
@@ -343,9 +360,12 @@ class Checkpointer:
         """
         number = step_number(step)
         self._check_open()
-        if self._lock is None:
+        if self._read_only:
             raise RuntimeError(f"{self._root} was opened with read_only=True; it deletes nothing.")
         self.wait()
+        self._group.lead(lambda: self._delete_above(number))
+
+    def _delete_above(self, number: int) -> None:
         for newer in [saved for saved in self.steps() if saved > number][::-1]:
             try:
                 kept = folders.delete_step(self._root, newer)
@@ -446,16 +466,7 @@ class Checkpointer:
         manifest = folders.read_manifest(path)
         self._check_config(manifest, path)
         compare(manifest.entries, expected, str(path))
-        arrays = folders.read_step(path, manifest)
-        leaves, structure = jax.tree.flatten(like)
-        saved = [
-            (entry, array)
-            for entry, array in zip(manifest.entries, arrays, strict=True)
-            if entry.kind != "node"
-        ]
-        restored = [
-            rebuild(entry, array, leaf) for (entry, array), leaf in zip(saved, leaves, strict=True)
-        ]
+        state = read_state(self._group, path, manifest, like)
         self.restored_step = number
         changed = differences(manifest.settings, current_settings())
         if changed:
@@ -463,7 +474,7 @@ class Checkpointer:
                 f"{path} was saved under other settings ({'; '.join(changed)}). The state is "
                 f"equal bit for bit, but the steps that follow may round differently."
             )
-        return jax.tree.unflatten(structure, restored)
+        return state
 
     def _check_config(self, manifest: Manifest, path: pathlib.Path) -> None:
         if self._config is None or manifest.config is None:
@@ -474,20 +485,3 @@ class Checkpointer:
                 f"{path} belongs to another configuration: {difference}. Use the configuration "
                 f"it was saved with, or another directory."
             )
-
-    def _check_same(self, number: int, entries: list[Any], arrays: list[Any]) -> None:
-        path = folders.step_folder(self._root, number)
-        saved = folders.read_manifest(path).entries
-        compare(saved, entries, str(path))
-        names = array_names(entries)
-        for index in range(len(entries)):
-            old, new = saved[index], entries[index]
-            same = old.detail == new.detail and (
-                index not in names.values() or digest(arrays[index]) == old.sha256
-            )
-            if not same:
-                raise ValueError(
-                    f"Step {number} is already saved in {self._root} with another value of "
-                    f"{new.name or 'the state'}. To replace it call rewind({number - 1}) first, "
-                    f"or use another directory."
-                )

@@ -32,8 +32,10 @@ __all__ = [
     "Manifest",
     "clean_scratch",
     "delete_step",
+    "finish_step",
     "looks_like_a_run",
     "make_room",
+    "new_scratch",
     "numbered_folders",
     "read_manifest",
     "read_step",
@@ -43,6 +45,8 @@ __all__ = [
 
 FORMAT = "yggdrax-checkpoint"
 FORMAT_VERSION = 1
+# A step that several processes wrote, whose arrays have checksums instead of digests.
+FORMAT_VERSION_TOGETHER = 2
 MANIFEST = "yggdrax.json"
 SCRATCH = ".yggdrax-tmp"
 
@@ -62,6 +66,7 @@ class Manifest:
       config: the configuration of the run, or None.
       settings: machine, versions and options at the time of saving.
       time: seconds since 1970.
+      arrays: of a step that several processes wrote, checksum and shape of every array.
     """
 
     step: int
@@ -72,12 +77,24 @@ class Manifest:
     config: dict[str, Any] | None
     settings: dict[str, Any]
     time: float
+    arrays: dict[str, Any] | None = None
+
+    @property
+    def version(self) -> int:
+        """The version of the format that holds this."""
+        return FORMAT_VERSION if self.arrays is None else FORMAT_VERSION_TOGETHER
+
+    def of_processes(self, arrays: dict[str, Any]) -> "Manifest":
+        """The same with the record of arrays that several processes wrote."""
+        return dataclasses.replace(self, arrays=arrays)
 
     def dumps(self) -> str:
         """Returns the text of the manifest file, which carries its own digest."""
         content = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         content["entries"] = [entry.to_json() for entry in self.entries]
-        head = {"format": FORMAT, "version": FORMAT_VERSION, "sha256": _content_digest(content)}
+        if self.arrays is None:
+            del content["arrays"]
+        head = {"format": FORMAT, "version": self.version, "sha256": _content_digest(content)}
         return json.dumps(head | {"content": content}, indent=1)
 
 
@@ -126,10 +143,11 @@ def read_manifest(folder: pathlib.Path) -> Manifest:
         raise CheckpointDamaged(f"{folder / MANIFEST} is not a whole manifest") from error
     if not recognised:
         raise CheckpointDamaged(f"{folder / MANIFEST} was not written by yggdrax")
-    if version != FORMAT_VERSION:
+    if version not in (FORMAT_VERSION, FORMAT_VERSION_TOGETHER):
         raise CheckpointError(
-            f"{folder} has format version {version}, and this yggdrax reads version "
-            f"{FORMAT_VERSION}. Use the yggdrax that wrote it, or a later one."
+            f"{folder} has format version {version}, and this yggdrax reads versions "
+            f"{FORMAT_VERSION} and {FORMAT_VERSION_TOGETHER}. Use the yggdrax that wrote it, or "
+            f"a later one."
         )
     try:
         content = record["content"]
@@ -206,19 +224,24 @@ def write_step(
         entries[index] = dataclasses.replace(entries[index], sha256=digest(array))
         stored[name] = array
     # A disk that is full or read-only shows here, before Orbax has started its threads.
-    scratch = _new_scratch(root, manifest.step)
-    work = scratch / "step"
+    work = new_scratch(root, manifest.step) / "step"
     orbax_arrays.write_arrays(work, stored)
-    manifest = dataclasses.replace(manifest, entries=entries, files=_files(work))
+    return finish_step(root, work, dataclasses.replace(manifest, entries=entries))
+
+
+def finish_step(root: pathlib.Path, work: pathlib.Path, manifest: Manifest) -> Manifest:
+    """Adds the manifest to a step whose arrays are written, and gives the step its name."""
+    manifest = dataclasses.replace(manifest, files=_files(work))
     (work / MANIFEST).write_text(manifest.dumps())
     _flush(work)
     os.rename(work, step_folder(root, manifest.step))
     _flush_one(root)
-    shutil.rmtree(scratch, ignore_errors=True)
+    shutil.rmtree(work.parent, ignore_errors=True)
     return manifest
 
 
-def _new_scratch(root: pathlib.Path, step: int) -> pathlib.Path:
+def new_scratch(root: pathlib.Path, step: int) -> pathlib.Path:
+    """Makes a folder for a step that is being written or deleted."""
     folder = root / SCRATCH / f"{step:08d}-{secrets.token_hex(6)}"
     folder.parent.mkdir(exist_ok=True)
     folder.mkdir()
@@ -263,7 +286,7 @@ def delete_step(root: pathlib.Path, step: int) -> str | None:
     if foreign or folder.is_symlink():
         return f"{folder} is kept: {foreign[0] if foreign else 'the link'} is not part of it."
     # Renamed first, so that a kill in the middle leaves a leftover and no half step.
-    scratch = _new_scratch(root, step)
+    scratch = new_scratch(root, step)
     os.rename(folder, scratch / "step")
     shutil.rmtree(scratch)
     return None

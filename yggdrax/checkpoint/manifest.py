@@ -26,7 +26,9 @@ __all__ = [
     "compare",
     "describe",
     "digest",
+    "is_key",
     "rebuild",
+    "rebuild_spread",
     "snapshot",
 ]
 
@@ -91,7 +93,8 @@ def _walk(tree: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[str, Any, str
         yield from _walk(child, (*path, *key))
 
 
-def _is_key(leaf: Any) -> bool:
+def is_key(leaf: Any) -> bool:
+    """Whether a leaf holds typed random keys."""
     dtype = getattr(leaf, "dtype", None)
     return dtype is not None and jax.numpy.issubdtype(dtype, jax.dtypes.prng_key)
 
@@ -102,7 +105,7 @@ def _describe_leaf(name: str, leaf: Any) -> Entry:
         raise TypeError(f"{shown} is a traced value: save and restore outside jit, vmap and grad.")
     if isinstance(leaf, jax.Array) and leaf.is_deleted():
         raise ValueError(f"{shown} was donated or deleted: save the state that the step returned.")
-    if _is_key(leaf):
+    if is_key(leaf):
         return Entry(name, "key", str(leaf.dtype), tuple(leaf.shape))
     if isinstance(leaf, (jax.Array, jax.ShapeDtypeStruct)):
         weak = bool(getattr(leaf, "weak_type", False))
@@ -165,7 +168,7 @@ def snapshot(tree: Any) -> tuple[list[Entry], list[np.ndarray | None]]:
         if isinstance(value, jax.Array) and not (isinstance(value, Tracer) or value.is_deleted()):
             if not value.is_fully_addressable:
                 raise ValueError("A state spread over several processes cannot be saved.")
-            if not _is_key(value):
+            if not is_key(value):
                 value.copy_to_host_async()
     for name, value, node in values:
         if node is not None:
@@ -304,17 +307,32 @@ def rebuild(entry: Entry, array: np.ndarray | None, like: Any) -> Any:
     )
     if to_numpy:
         return array
+    sharding = getattr(like, "sharding", None)
     if entry.kind == "key":
+        if isinstance(like, jax.Array) and not like.is_fully_addressable:
+            data = jax.random.key_data(like)
+            spread = jax.make_array_from_callback(data.shape, data.sharding, lambda i: array[i])
+            return rebuild_spread(entry, spread, like)
         leaf = _wrap_key(entry, array)
+    elif sharding is not None and len(sharding.device_set) > 1:
+        # Every device gets its own part from the host, never one of them the whole.
+        leaf = jax.make_array_from_callback(array.shape, sharding, lambda index: array[index])
     else:
         leaf = jax.numpy.asarray(array)
-        if entry.weak:
-            leaf = _convert_element_type(leaf, leaf.dtype, weak_type=True)
-    sharding = getattr(like, "sharding", None)
+    if entry.weak:
+        leaf = _convert_element_type(leaf, leaf.dtype, weak_type=True)
     # An uncommitted array stays free to follow the arrays it meets, as a fresh one is.
     if sharding is None or (isinstance(like, jax.Array) and not like.committed):
         return leaf
     return jax.device_put(leaf, sharding)
+
+
+def rebuild_spread(entry: Entry, array: Any, like: Any) -> Any:
+    """Makes a leaf that is spread over several processes from the array that was read for it."""
+    if entry.kind == "key":
+        keys = jax.random.wrap_key_data(array, impl=entry.detail)
+        return keys if keys.sharding == like.sharding else jax.device_put(keys, like.sharding)
+    return _convert_element_type(array, array.dtype, weak_type=True) if entry.weak else array
 
 
 def _wrap_key(entry: Entry, array: np.ndarray) -> jax.Array:
