@@ -66,23 +66,12 @@ def test_splits_are_those_of_the_protocol(uci, tmp_path):
     assert len(held_out.y) == 48
 
 
-def test_the_step_size_does_not_know_the_number_of_steps(uci, monkeypatch):
-    rates = []
-    monkeypatch.setattr(uci.optax, "adam", lambda rate: rates.append(rate) or uci.optax.identity())
-    for steps in (3, 30):
-        uci.fit(
-            lambda p, rows: p,
-            uci.optax.identity(),
-            np.zeros((2, 1)),
-            5,
-            uci.jax.random.key(0),
-            steps,
-        )
-    t = np.arange(0.0, 1e5, 100)
-    np.testing.assert_array_equal(rates[0](t), rates[1](t))
-    # Its sum grows like a logarithm: without a limit, but ten times the steps add little.
-    sums = [np.sum(rates[0](np.arange(n))) for n in (6000, 60_000)]
-    assert 1.3 < sums[1] / sums[0] < 2.0
+def test_ten_times_the_steps_go_not_twice_as_far(uci):
+    usual, long = (np.asarray(uci.step_size(np.arange(n), n)) for n in (6000, 60_000))
+    # The same beginning, and nothing left at the end.
+    np.testing.assert_array_equal(usual[:4500], long[:4500])
+    assert usual[-1] < 1e-5 and long[-1] < 1e-5
+    assert 1.3 < long.sum() / usual.sum() < 2.0
 
 
 def test_bad_arguments_are_refused(uci, tmp_path):

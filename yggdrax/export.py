@@ -105,12 +105,14 @@ def to_arviz(
     except ImportError as error:
         raise ImportError("to_arviz needs ArviZ: python -m pip install 'yggdrax[arviz]'") from error
     posterior = {name.replace("/", "."): leaf for name, leaf in to_arrays(particles).items()}
-    groups = {
+    given = {
         "posterior": posterior,
         "posterior_predictive": posterior_predictive,
         "log_likelihood": log_likelihood,
     }
-    groups = {group: _one_chain(group, arrays) for group, arrays in groups.items() if arrays}
+    groups: dict[str, Any] = {
+        group: _one_chain(group, arrays) for group, arrays in given.items() if arrays
+    }
     sizes = {array.shape[1] for arrays in groups.values() for array in arrays.values()}
     if len(sizes) > 1:
         raise ValueError(f"leading axes differ, and each must be N: found {sorted(sizes)}.")

@@ -11,6 +11,7 @@ from typing import Any, Literal, overload
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from yggdrax.sharding import rows_like
 from yggdrax.targets.base import Target, check_scalar
@@ -73,7 +74,7 @@ def warn_if_equal(particles: ParticleTree, *, stacklevel: int = 2) -> None:
       'only 2 of 3 particles differ'
     """
     leaves = jax.tree.leaves(particles)
-    if any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+    if any(isinstance(leaf, Tracer) for leaf in leaves):
         return
     num_particles = leaves[0].shape[0]
     rows = [np.ascontiguousarray(leaf).reshape(num_particles, -1) for leaf in leaves]

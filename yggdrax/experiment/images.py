@@ -61,7 +61,6 @@ class DigitsProblem(ProblemConfig):
             prior=GaussianPrior(self.prior_scale, self.bias_scale),
             num_data=len(images.y_train),
         )
-        target.likelihood.validate_labels(images.y_train)
         return _Digits(target, images)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from yggdrax.targets.base import Target
@@ -16,7 +17,7 @@ __all__ = ["Banana", "Funnel", "Gaussian", "Mixture", "ToyTarget"]
 
 def _is_known_false(condition: Array) -> bool:
     """Whether a condition fails; traced ones (parameters that are learned) are not checked."""
-    return not isinstance(condition, jax.core.Tracer) and not bool(condition)
+    return not isinstance(condition, Tracer) and not bool(condition)
 
 
 class ToyTarget(Target):
