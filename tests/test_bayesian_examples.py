@@ -66,12 +66,10 @@ def test_splits_are_those_of_the_protocol(uci, tmp_path):
     assert len(held_out.y) == 48
 
 
-def test_ten_times_the_steps_go_not_twice_as_far(uci):
-    usual, long = (np.asarray(uci.step_size(np.arange(n), n)) for n in (6000, 60_000))
-    # The same beginning, and nothing left at the end.
-    np.testing.assert_array_equal(usual[:4500], long[:4500])
-    assert usual[-1] < 1e-5 and long[-1] < 1e-5
-    assert 1.3 < long.sum() / usual.sum() < 2.0
+def test_ten_times_the_steps_go_little_further(uci):
+    for steps in (uci.STEPS, uci.PILOT_STEPS):
+        usual, long = (np.sum(uci.step_size(np.arange(n))) for n in (steps, 10 * steps))
+        assert 1.05 < long / usual < 1.4
 
 
 def test_bad_arguments_are_refused(uci, tmp_path):

@@ -11,6 +11,8 @@ from yggdrax.typing import Array, Key, ParticleTree, PyTree
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
+    from yggdrax.experiment.steps import Stepper
+
 __all__ = ["Problem", "RunState"]
 
 
@@ -33,12 +35,14 @@ class Problem:
         and handed to the target.
       test: handed to :meth:`evaluate`.
       watch: names of the numbers from :meth:`evaluate` that the progress bar shows.
+      stepper_type: what takes the steps, where a step is more than an update of the particles.
     """
 
     target: Target
     train: PyTree
     test: PyTree
     watch: tuple[str, ...] = ()
+    stepper_type: "type[Stepper] | None" = None
 
     def __init__(self, target: Target, train: PyTree = None, test: PyTree = None) -> None:
         """Keeps the target and the data."""
@@ -55,6 +59,10 @@ class Problem:
         """Figures for ``summary.json``: numbers, text, and dictionaries of them."""
         del config, state, initial
         return {}
+
+    def exported(self, state: RunState) -> PyTree:
+        """What ``particles.npz`` holds: the particles, leaves (N, ...)."""
+        return state.particles
 
     def references(self, summary: dict[str, Any]) -> dict[str, dict[str, float]]:
         """Lines to draw beside the learning curves, by the curve's name and the line's label."""

@@ -35,7 +35,7 @@ def write_report(
     """
     config, problem = stepper.config, stepper.problem
     initial = stepper.initial_state()
-    files.write_npz("particles.npz", to_arrays(state.particles))
+    files.write_npz("particles.npz", to_arrays(problem.exported(state)))
     svgd_state = {name: rows[-1][name] for name in ("bandwidth", "status", "error", "error_step")}
     summary = {
         "complete": True,

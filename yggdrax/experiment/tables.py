@@ -287,6 +287,10 @@ class _Classification(Problem):
         particles = state.particles
         return particles if self.white is None else self.white.restore(particles)
 
+    def exported(self, state: RunState) -> Array:
+        """The coefficients, also of a run in whitened coordinates."""
+        return self.coefficients(state)
+
     def evaluate(self, state: RunState, test: PyTree) -> dict[str, Array]:
         """Accuracy of the averaged probability, and mean log probability of the labels."""
         x, y = test
