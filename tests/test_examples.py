@@ -53,3 +53,28 @@ def test_the_benchmark_of_the_exact_sum_runs(capsys, monkeypatch, tmp_path):
     rows = json.loads(file.read_text())["rows"]
     assert [row["method"] for row in rows] == ["exact", "tiles", "rows"]
     assert all(row["error_norm"] < 1e-5 and row["seconds"] > 0 for row in rows)
+
+
+def test_learning_a_bandwidth(capsys, monkeypatch):
+    arguments = ["--num-particles=100", "--outer-steps=25"]
+    monkeypatch.setattr("sys.argv", ["05_learn_bandwidth.py", *arguments])
+    lines = output("05_learn_bandwidth.py", capsys).splitlines()
+    found = {line[:32].strip(): numbers(line[32:].replace("^2", "")) for line in lines[:-1]}
+    fixed, learned = found["median rule of the start"], found["learned bandwidth"]
+    assert learned[0] < fixed[0] / 2
+    assert found["learned bandwidth and scale"][0] < fixed[0] / 2
+    # The median rule of the start leaves the wide axis too narrow.
+    assert abs(learned[2] - 3) < abs(fixed[2] - 3)
+
+
+def test_the_benchmark_of_gradients_runs(capsys, monkeypatch, tmp_path):
+    file = tmp_path / "table.json"
+    methods = ["exact", "exact plain", "fourier"]
+    arguments = ["gradients.py", "--smoke", f"--json={file}", "--methods", *methods]
+    monkeypatch.setattr("sys.argv", arguments)
+    runpy.run_path(str(EXAMPLES / "benchmarks" / "gradients.py"), run_name="__main__")
+    rows = {row["method"]: row for row in json.loads(file.read_text())["rows"]}
+    assert list(rows) == methods
+    # Three derivatives of one sum, found in three ways.
+    slopes = [row["slope_in_h"] for row in rows.values()]
+    np.testing.assert_allclose(slopes, slopes[0], rtol=2e-2)

@@ -218,7 +218,7 @@ def test_a_step_that_is_not_finite_is_flagged_and_explained():
     tx = optax.chain(yg.svgd(1.0), optax.sgd(0.1))
     scores = jnp.array([1.0, jnp.nan, 1.0])
     run = yg.unrolled(log_density, tx, start(np.float32), 3, batch=lambda step: scores[step])
-    with pytest.raises(yg.StatusError, match="not finite|NaN"):
+    with pytest.raises(yg.StatusError, match=r"not finite|NaN"):
         yg.check(run.opt_state)
 
 

@@ -119,8 +119,8 @@ def unrolled(
 
     With ``checkpoint`` the backward pass keeps the particles and the optimizer state of each step
     and computes the rest of the step again (``jax.checkpoint``): memory grows with the steps times
-    the particles, never with the pairs. ``policy`` keeps more (``jax.checkpoint_policies``), such as
-    ``dots_saveable`` for a network whose forward pass is dear.
+    the particles, never with the pairs. ``policy`` keeps more (``jax.checkpoint_policies``), such
+    as ``dots_saveable`` for a network whose forward pass is dear.
 
     Args:
       target: a target module, or whatever :func:`yggdrax.particle_grads` takes. Its parameters may

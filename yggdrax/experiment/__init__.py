@@ -13,6 +13,8 @@ from yggdrax.experiment.config import (
     ProblemConfig,
     SvgdConfig,
 )
+from yggdrax.experiment.images import DigitsProblem
+from yggdrax.experiment.learning import LearnBandwidthProblem
 from yggdrax.experiment.loop import Outcome, run
 from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.experiment.tables import ClassificationProblem, RegressionProblem
@@ -28,9 +30,11 @@ __all__ = [
     "BananaProblem",
     "ClassificationProblem",
     "ConfigError",
+    "DigitsProblem",
     "ExperimentConfig",
     "FunnelProblem",
     "GaussianProblem",
+    "LearnBandwidthProblem",
     "MixtureProblem",
     "OptimizerConfig",
     "Outcome",

@@ -10,6 +10,8 @@ status  meaning
 ======  ==========================================================================================
 """
 
+import contextlib
+import pathlib
 import re
 import sys
 import traceback
@@ -19,6 +21,7 @@ from typing import Any
 
 from yggdrax.checkpoint import CheckpointError
 from yggdrax.experiment.config import ConfigError, ExperimentConfig
+from yggdrax.experiment.launch import take_flags, together
 from yggdrax.experiment.loop import run
 from yggdrax.experiment.workdir import WorkdirError
 from yggdrax.status import StatusError
@@ -35,7 +38,13 @@ usage: python -m yggdrax --config=FILE --workdir=FOLDER [--config.FIELD=VALUE ..
   --workdir=FOLDER      where everything goes; called again, a run continues there
   --config.FIELD=VALUE  sets a field, for example --config.num_steps=500
                         or --config.svgd.bandwidth=0.5
-  --noprogress          no progress bar"""
+  --noprogress          no progress bar
+
+several processes, each started with the same command (SLURM and MPI launchers set the last three):
+  --coordinator=HOST:PORT  a port of process 0
+  --num_processes=N --process_id=I
+  --start_seconds=S     how long to wait for the others to come (120)
+  --silence_seconds=S   after how long a process that is not heard of counts as dead (20)"""
 
 
 class _UsageError(Exception):
@@ -55,8 +64,13 @@ def main(argv: Sequence[str]) -> int:
         print(_USAGE)
         return 0
     try:
+        launch, argv = take_flags(argv)
         config, workdir, progress = parse(argv)
-        outcome = run(config, workdir, progress=progress)
+        shared = pathlib.Path(workdir).expanduser()
+        with contextlib.nullcontext() if launch is None else together(launch, shared):
+            outcome = run(config, workdir, progress=progress)
+        if launch is not None and launch.index > 0:
+            return 0 if outcome.complete else EX_TEMPFAIL
     except (_UsageError, ConfigError, WorkdirError, CheckpointError) as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         return 2

@@ -15,17 +15,22 @@ import jax
 
 from yggdrax.checkpoint import Checkpointer
 from yggdrax.experiment.config import ExperimentConfig
+from yggdrax.experiment.launch import agree_on
+from yggdrax.experiment.places import Places
 from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.experiment.report import write_report
 from yggdrax.experiment.signals import StopFlag, stop_on_signals
-from yggdrax.experiment.steps import Stepper
+from yggdrax.experiment.steps import Stepper, make_stepper
 from yggdrax.experiment.workdir import Workdir
+from yggdrax.processes import Group
 from yggdrax.status import Status, StatusError, explain
 
 __all__ = ["Outcome", "run"]
 
 # A call of the compiled steps lasts about this long, so that a signal is answered within it.
 _SECONDS_A_CALL = 0.5
+# How long the other processes wait for the report of process 0; its death they notice earlier.
+_SECONDS_FOR_REPORT = 86_400.0
 
 
 class Outcome(NamedTuple):
@@ -72,26 +77,37 @@ def run(
       20
     """
     config = config.freeze()
+    group = Group("run")
+    agree_on(config)
+    places = Places(config)
     files = Workdir(workdir)
     with stop_on_signals(_announce) as stop, _checkpointer(config, files) as checkpointer:
         latest = checkpointer.latest_step()
         saved = None if latest is None else checkpointer.info(latest)["config"]
         files.claim(config.to_dict(), saved)
-        summary = files.summary()
+        summary = group.agree(files.summary())
         if summary is not None:
             return Outcome(True, config.num_steps, summary, _complete_message(config, files))
-        stepper = Stepper(config, problem or config.problem.build(config.seed))
-        state = stepper.initial_state()
-        earlier = 0.0
-        if latest is not None:  # perhaps an older one, if the latest turns out to be damaged
-            state = checkpointer.restore(state)
-            earlier = checkpointer.metadata(checkpointer.restored_step)["seconds"]
-        loop = _Loop(stepper, checkpointer, files, stop, progress, earlier)
+        stepper = make_stepper(config, problem or config.problem.build(config.seed))
         try:
-            step, state, rows = loop.run(state, checkpointer.restored_step)
-            if step < config.num_steps or stop:
+            with places.context():
+                stepper.use(places)
+                state = stepper.initial_state()
+                earlier = 0.0
+                if latest is not None:  # perhaps an older one, if the latest is damaged
+                    state = checkpointer.restore(state)
+                    earlier = checkpointer.metadata(checkpointer.restored_step)["seconds"]
+                loop = _Loop(stepper, checkpointer, files, stop, progress and group.leads, earlier)
+                step, state, rows = loop.run(state, checkpointer.restored_step)
+            if step < config.num_steps or loop.asked:
                 return Outcome(False, step, None, _stopped_message(config, files, step, stop))
-            summary = write_report(stepper, files, state, rows, loop.seconds())
+            # Process 0 alone reports, from the host's memory and on one device.
+            state = places.host(state)
+            stepper.use(None)
+            reporting = Group("report", timeout=_SECONDS_FOR_REPORT)
+            summary = reporting.lead(
+                lambda: write_report(stepper, files, state, rows, loop.seconds())
+            )
         finally:
             files.close()
     return Outcome(True, step, summary, _complete_message(config, files))
@@ -112,6 +128,8 @@ class _Loop:
         self.config, self.stepper = stepper.config, stepper
         self.checkpointer, self.files = checkpointer, files
         self.stop, self.progress = stop, progress
+        self._group = Group("loop")
+        self.asked = False
         self._seen = 0
         self._started, self._earlier = time.monotonic(), earlier
 
@@ -133,20 +151,30 @@ class _Loop:
             show(rows[-1])
         pace = _Pace()
         end = self._end(step)
-        while step < end and not self.stop:
-            count = pace.count(self._boundary(step, end) - step)
+        self._ask()
+        while step < end and not self.asked:
+            # Processes keep different time; they take the same steps.
+            count = self._group.agree(pace.count(self._boundary(step, end) - step))
             state = jax.block_until_ready(self.stepper.advance(state, count))
             pace.done(count)
             step += count
+            self._ask()
             if bar is not None:
                 bar.update(count)
             if step % self.config.log_every == 0 or step == self.config.num_steps:
                 rows.append(self._log(state, step, show))
-            if step % self.config.checkpoint_every == 0 or step == end or self.stop:
+            if step % self.config.checkpoint_every == 0 or step == end or self.asked:
                 self._save(state, step)
         if bar is not None:
             bar.close()
         return step, state, rows
+
+    def _ask(self) -> None:
+        """Whether a signal has reached any of the processes: then all stop at the same step."""
+        reasons = [reason for reason in self._group.gather(self.stop.reason) if reason]
+        if reasons:
+            self.asked = True
+            self.stop.reason = self.stop.reason or reasons[0]
 
     def _end(self, step: int) -> int:
         """Where this process stops: half-way if it was asked to and has not been there yet."""
@@ -161,15 +189,19 @@ class _Loop:
 
     def _log(self, state: RunState, step: int, show) -> dict[str, Any]:
         values = self.stepper.measure(state)
-        self._check(step, values["status"])
+        self._check(state, step, values["status"])
         row = self.files.append_metrics({"step": step} | values)
         show(row)
         return row
 
-    def _check(self, step: int, status: int) -> None:
-        """Ends a run whose numbers are lost; says once what else a status bit advises."""
+    def _check(self, state: RunState, step: int, status: int) -> None:
+        """Ends a run at a step that was refused; says once what else a status bit advises."""
         if status & Status.NONFINITE:
-            raise StatusError(status, [f"step {step}: {line}" for line in explain(status)])
+            lines = [f"step {int(state.step) + 1} was refused: {self.stepper.blame(state)}"]
+            saved = self.checkpointer.latest_step()
+            if saved is not None:
+                lines.append(f"the checkpoints before it stay, the latest of step {saved}")
+            raise StatusError(status, lines + explain(status))
         new = status & ~self._seen
         self._seen |= status
         for line in explain(new):
@@ -177,7 +209,7 @@ class _Loop:
 
     def _save(self, state: RunState, step: int) -> None:
         """Saves a step that is finite, its metrics first."""
-        self._check(step, self.stepper.status(state))
+        self._check(state, step, self.stepper.status(state))
         self.files.sync_metrics()
         self.checkpointer.save(step, state, metadata={"seconds": self.seconds()})
 

@@ -43,7 +43,7 @@ class Engine:
     """Whether particles may be split over several devices."""
 
     def choose(self, n: int, d: int, dtype, kernel: Kernel) -> "Engine":
-        """The engine that serves particles of shape (n, d): itself, unless it is one that chooses."""
+        """The engine that serves particles (n, d): itself, unless it is one that chooses."""
         del n, d, dtype, kernel
         return self
 

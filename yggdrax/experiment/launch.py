@@ -1,0 +1,310 @@
+"""Several processes of one experiment: how they find each other, and what ends them together.
+
+Every process is started with the same command. Who coordinates, how many there are and which one
+this is comes from flags or from the environment that SLURM, Open MPI, MPICH and Intel MPI set;
+``jax.distributed`` does the rest. A process that never comes, dies or fails is named by the others,
+which end within a stated time instead of waiting for ever.
+"""
+
+import argparse
+import contextlib
+import dataclasses
+import os
+import pathlib
+import platform
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import jax
+
+from yggdrax.checkpoint.settings import current_settings
+from yggdrax.checkpoint.values import first_difference
+from yggdrax.experiment.config import ConfigError, ExperimentConfig
+from yggdrax.processes import Group, ProcessLost, Watch, report_failure
+
+__all__ = ["Launch", "agree_on", "launch_of", "take_flags", "together"]
+
+START_SECONDS = 120.0
+SILENCE_SECONDS = 20.0
+# How long process 0 stays when it ends for an error, so that the others can read of it.
+_SECONDS_TO_HEAR = 3.0
+
+# (coordinator, count, index) as launchers name them; JAX itself finds the coordinator of the first
+# two. A batch script of SLURM that is no task of a step has no STEP_NUM_TASKS.
+_LAUNCHERS = (
+    ("SLURM", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
+    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
+    ("MPI", "PMI_SIZE", "PMI_RANK"),
+    ("JAX", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+)
+# What must be equal everywhere; the rest of the settings may differ from host to host.
+_SAME = ("enable_x64", "default_matmul_precision", "threefry_partitionable")
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One process among several.
+
+    Attributes:
+      coordinator: ``host:port`` of process 0, or None where JAX finds it in the environment.
+      count: number of processes.
+      index: which one this is.
+      start_seconds: how long to wait for the others to come.
+      silence_seconds: after how long a process that is not heard of counts as dead.
+    """
+
+    coordinator: str | None
+    count: int
+    index: int
+    start_seconds: float = START_SECONDS
+    silence_seconds: float = SILENCE_SECONDS
+
+
+def take_flags(argv: Sequence[str]) -> tuple[Launch | None, list[str]]:
+    """Takes the flags of several processes out of a command; the rest is for others to read.
+
+    Raises:
+      ConfigError: for flags that are incomplete or out of range.
+    """
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--coordinator")
+    parser.add_argument("--num_processes", type=int)
+    parser.add_argument("--process_id", type=int)
+    parser.add_argument("--start_seconds", type=float, default=START_SECONDS)
+    parser.add_argument("--silence_seconds", type=float, default=SILENCE_SECONDS)
+    try:
+        flags, rest = parser.parse_known_args(list(argv))
+    except argparse.ArgumentError as error:
+        raise ConfigError(str(error)) from error
+    seconds = {"start_seconds": flags.start_seconds, "silence_seconds": flags.silence_seconds}
+    launch = launch_of(
+        os.environ, flags.coordinator, flags.num_processes, flags.process_id, **seconds
+    )
+    return launch, rest
+
+
+def launch_of(
+    environment: Mapping[str, str],
+    coordinator: str | None = None,
+    count: int | None = None,
+    index: int | None = None,
+    **seconds: float,
+) -> Launch | None:
+    """Reads flags, then the environment; None for a process on its own.
+
+    Raises:
+      ConfigError: for flags that are incomplete or out of range.
+
+    Example:
+      >>> launch_of({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}).index
+      2
+      >>> launch_of({}) is None
+      True
+    """
+    launcher = "the flags"
+    if count is None and index is None:
+        for name, size, rank in _LAUNCHERS:
+            if size in environment and rank in environment:
+                launcher, count, index = name, int(environment[size]), int(environment[rank])
+                break
+    if coordinator is None:
+        coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
+    if count is None and index is None and coordinator is None:
+        return None
+    if count is None or index is None:
+        raise ConfigError(
+            "several processes need --num_processes and --process_id, or a launcher that sets them"
+        )
+    if count == 1:
+        return None
+    if not 0 <= index < count:
+        raise ConfigError(f"process_id must lie between 0 and {count - 1}, not {index}")
+    if coordinator is None and launcher not in ("SLURM", "Open MPI"):
+        raise ConfigError("several processes need --coordinator=HOST:PORT of process 0")
+    return Launch(coordinator, count, index, **seconds)
+
+
+@contextlib.contextmanager
+def together(launch: Launch, shared: pathlib.Path) -> Iterator[None]:
+    """Starts the processes together, watches over them, and ends them together.
+
+    If a process does not come, dies or fails, this one prints which and exits with status 1.
+
+    Args:
+      launch: which process this is.
+      shared: a directory that all processes see; says who has come.
+    """
+    _start(launch, shared)
+    lost = _Lost(launch)
+    watch = Watch(lost.found)
+    try:
+        yield
+        _end(watch)
+    except Exception as error:
+        if not isinstance(error, ConfigError | ProcessLost):
+            # Of a process that died others learn from a broken collective, which names nobody.
+            if _leader_is_gone(launch):
+                _exit(f"process 0 of {launch.count} has died{_GO_ON}")
+            lost.wait(launch.silence_seconds + 10)
+        watch.stop()
+        _leave_after(error, launch)
+        raise
+
+
+_GO_ON = (
+    ". Start the run again with the processes that are left: it continues from the last "
+    "checkpoint, on any number of devices that divides the number of particles."
+)
+
+
+def _leader_is_gone(launch: Launch) -> bool:
+    """Whether nobody listens at the port of process 0 any more; then JAX soon ends this one."""
+    if launch.coordinator is None or launch.index == 0:
+        return False
+    host, _, port = launch.coordinator.rpartition(":")
+    try:
+        socket.create_connection((host, int(port)), timeout=1).close()
+    except OSError:
+        return True
+    return False
+
+
+class _Lost:
+    """Ends this process when the watch has found that another is gone."""
+
+    def __init__(self, launch: Launch) -> None:
+        self._found = threading.Event()
+        self._leads = launch.index == 0
+
+    def found(self, loss: str) -> None:
+        self._found.set()
+        if self._leads:
+            # The others find it at the same time, through this process.
+            time.sleep(_SECONDS_TO_HEAR)
+        _exit(f"{loss}{_GO_ON}")
+
+    def wait(self, seconds: float) -> None:
+        self._found.wait(seconds)
+
+
+def _exit(message: str) -> None:
+    print(f"error: {message}", file=sys.stderr, flush=True)
+    sys.stdout.flush()
+    # Not sys.exit: the main thread may wait for ever in a collective.
+    os._exit(1)
+
+
+def _leave_after(error: Exception, launch: Launch) -> None:
+    """Tells the others why, and gives them time to hear it from the process they talk through."""
+    with contextlib.suppress(Exception):
+        report_failure(" ".join(str(error).split())[:500])
+        if launch.index == 0:
+            time.sleep(_SECONDS_TO_HEAR)
+    print(f"error: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
+    os._exit(2 if isinstance(error, ConfigError) else 1)
+
+
+def _start(launch: Launch, shared: pathlib.Path) -> None:
+    # A process that is gone must not end the others before they have said which one it was.
+    jax.config.update("jax_enable_recoverability", True)
+    # Signals stop a run between two steps, by yggdrax.experiment.signals.
+    jax.config.update("jax_enable_preemption_service", False)
+    with _Presence(launch, shared):
+        jax.distributed.initialize(
+            launch.coordinator,
+            launch.count,
+            launch.index,
+            # The presence ends the waiting, and says who is missing.
+            initialization_timeout=int(launch.start_seconds) + 60,
+            heartbeat_timeout_seconds=max(1, int(launch.silence_seconds)),
+        )
+
+
+class _Presence:
+    """Shows the others that this process has come, and after some time names who has not."""
+
+    def __init__(self, launch: Launch, shared: pathlib.Path) -> None:
+        self._launch = launch
+        self._folder = shared / ".yggdrax-processes"
+        self._done = threading.Event()
+
+    def __enter__(self) -> None:
+        self._folder.mkdir(parents=True, exist_ok=True)
+        threading.Thread(target=self._wait, name="yggdrax-presence", daemon=True).start()
+
+    def __exit__(self, *error: object) -> None:
+        self._done.set()
+
+    def _wait(self) -> None:
+        started = time.monotonic()
+        before: dict[int, int] = {}
+        while not self._done.wait(1.0):
+            (self._folder / str(self._launch.index)).write_text(platform.node())
+            waited = time.monotonic() - started
+            if waited < self._launch.start_seconds - 3:
+                before = self._times()
+            elif waited > self._launch.start_seconds:
+                self._give_up(before)
+
+    def _times(self) -> dict[int, int]:
+        """When each process last showed itself, by its own clock."""
+        times = {}
+        for process in range(self._launch.count):
+            with contextlib.suppress(OSError):
+                times[process] = (self._folder / str(process)).stat().st_mtime_ns
+        return times
+
+    def _give_up(self, before: dict[int, int]) -> None:
+        now = self._times()
+        missing = [p for p in range(self._launch.count) if now.get(p) == before.get(p)]
+        missing = [str(process) for process in missing if process != self._launch.index]
+        if missing:
+            what = f"process {', '.join(missing)} of {self._launch.count} did not come"
+        else:
+            what = (
+                f"all {self._launch.count} processes have come, but cannot talk through "
+                f"{self._launch.coordinator or 'the coordinator'}"
+            )
+        _exit(f"{what} within {self._launch.start_seconds:.0f} s")
+
+
+def _end(watch: Watch) -> None:
+    """Leaves when all are done; process 0, through which the others talk, is the last."""
+    group = Group("end")
+    group.gather(True)
+    watch.stop()
+    group.gather(True)
+    if group.leads:
+        time.sleep(1)
+    jax.distributed.shutdown()
+
+
+def agree_on(config: ExperimentConfig) -> None:
+    """Refuses a process with other versions, options or another configuration than process 0.
+
+    Raises:
+      ConfigError: in every process, naming the one that differs, its host and the difference.
+    """
+    if jax.process_count() == 1:
+        return
+    settings = current_settings()
+    same = {k: v for k, v in settings.items() if k in _SAME or k.startswith("version of ")}
+    everybody: list[dict[str, Any]] = Group("start").gather(
+        {"host": platform.node(), "settings": same, "config": config.to_dict()}
+    )
+    first = everybody[0]
+    for process, other in enumerate(everybody):
+        for what in ("settings", "config"):
+            difference = first_difference(first[what], other[what])
+            if difference is not None:
+                kind = "another version" if what == "settings" else "another configuration"
+                text = difference.replace(" was ", " is ")
+                text = text.replace(" and is now ", " in process 0 and ")
+                raise ConfigError(
+                    f"process {process} of {len(everybody)} (on {other['host']}) has {kind} than "
+                    f"process 0 (on {first['host']}): {text} in process {process}"
+                )
