@@ -9,6 +9,7 @@ import subprocess
 import sys
 import time
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -157,8 +158,22 @@ def test_a_run_that_becomes_nan_ends_with_advice_and_keeps_its_checkpoints(tmp_p
         optimizer=OptimizerConfig("sgd", 0.1),
         plots=False,
     )
-    with pytest.raises(StatusError, match=r"step \d+: NONFINITE: a particle or a score was NaN"):
+    with pytest.raises(StatusError) as caught:
         run(cfg, tmp_path)
+    # Where and when: the first step with a particle beyond the point, which was not taken.
+    stepper = Stepper(cfg.freeze(), cfg.problem.build(0))
+    state = stepper.initial_state()
+    while np.all(state.particles < 2):
+        state = stepper.advance(state, 1)
+    beyond = np.flatnonzero(np.asarray(state.particles)[:, 0] >= 2)
+    message = str(caught.value)
+    assert f"step {int(state.step) + 1} was refused" in message
+    assert f"gradient of particles of members {', '.join(map(str, beyond))}\n" in message
+    assert "NONFINITE: a particle or a score was NaN" in message
+    assert f"the latest of step {int(state.step) // 5 * 5}" in message
+    refused = stepper.advance(jax.tree.map(jnp.copy, state), 7)
+    assert int(refused.step) == int(state.step)
+    np.testing.assert_array_equal(refused.particles, state.particles)
     with Checkpointer(tmp_path / "checkpoints", read_only=True) as checkpointer:
         state = Stepper(cfg, cfg.problem.build(0)).initial_state()
         assert np.isfinite(checkpointer.restore(state).particles).all()
