@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from yggdrax.geometry.layout import Layout
 from yggdrax.typing import Array
@@ -22,7 +21,6 @@ __all__ = [
     "join",
     "measure",
     "moments",
-    "pairs_of_axes",
 ]
 
 
@@ -117,11 +115,6 @@ def measure(x: Array, layout: Layout, top: int = 0) -> Nodes:
     )
 
 
-def pairs_of_axes(d: int) -> tuple[np.ndarray, np.ndarray]:
-    """The pairs ``a <= b`` of axes in which symmetric matrices are packed."""
-    return np.triu_indices(d)
-
-
 def moments(
     x: Array, weights: Array, center: Array, scale: Array, layout: Layout, degree: int, top: int = 0
 ) -> tuple[Array, ...]:
@@ -141,9 +134,8 @@ def moments(
 
     Returns:
       ``degree + 1`` arrays over heap numbers: sums ``(k, nodes)``, first moments
-      ``(k, d, nodes)`` and second moments ``(k, d (d + 1) / 2, nodes)``, packed.
+      ``(k, d, nodes)`` and second moments ``(k, d, d, nodes)``.
     """
-    a, b = pairs_of_axes(len(x))
     middle = center[:, layout.leaves :]
     # Slots first, so that the sum runs over the major axis, which vectorises.
     offset = jnp.moveaxis((x - middle[..., None]) * scale, -1, 1)
@@ -155,7 +147,8 @@ def moments(
         first = jnp.sum(w[:, None] * offset[None], 2)[:, :, None]
         stack.append(first + total[:, None] * delta)
     if degree > 1:
-        second = jnp.sum(w[:, None] * (offset[a] * offset[b])[None], 2)[:, :, None]
-        mixed = first[:, a] * delta[b] + first[:, b] * delta[a]
-        stack.append(second + mixed + total[:, None] * (delta[a] * delta[b]))
+        square = offset[:, None] * offset
+        second = jnp.sum(w[:, None, None] * square, 3)[:, :, :, None]
+        mixed = first[:, :, None] * delta + first[:, None] * delta[:, None]
+        stack.append(second + mixed + total[:, None, None] * (delta[:, None] * delta))
     return tuple(join(level, layout, top) for level in stack)

@@ -33,10 +33,10 @@ __all__ = ["by_angle", "by_bound", "expansion_errors"]
 
 # A bound holds for the worst place in both balls, and remainders of different pairs of nodes have
 # different signs and mostly cancel, the more the smaller the nodes are. On normal clouds of 2000
-# particles in two to five dimensions, h from 1e-3 to 100, the error is at most 0.15 of what the
+# particles in two to five dimensions, h from 1e-3 to 100, the error is at most 0.4 of what the
 # bounds would allow with 2^(level / 2) of it at each level; this factor takes up part of that.
 # So the error is measured, not guaranteed.
-_CANCELLATION = 3.0
+_CANCELLATION = 1.5
 # Negligible nodes all err in the same direction, so they get a share of rtol and no such factor.
 _SKIPPED = 0.25
 _STRENGTH_LEVEL = 9

@@ -17,11 +17,10 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from yggdrax.geometry.layout import Layout
 from yggdrax.geometry.lists import Lists, first_level
-from yggdrax.geometry.nodes import ancestors, centers, moments, pairs_of_axes
+from yggdrax.geometry.nodes import ancestors, centers, moments
 from yggdrax.kernels import Kernel
 from yggdrax.stein.sweep import sweep
 from yggdrax.typing import Array
@@ -43,53 +42,36 @@ class Sources(NamedTuple):
     first: Array | None
     """First moments, scaled, (d + 1, d, nodes)."""
     second: Array | None
-    """Second moments, packed, (d + 1, d2, nodes)."""
+    """Second moments, (d + 1, d, d, nodes)."""
 
 
 class Expansion(NamedTuple):
-    """A local expansion; matrices (d2) and third-order tensors (d3) are packed."""
+    """A local expansion; symmetric tensors are kept in full, so that nothing is gathered."""
 
     value: Array
     """Attraction at the centre, (d, nodes)."""
     push: Array
     """Repulsion at the centre, (d, nodes)."""
     bend: Array
-    """Second derivatives of the kernel sum, (d2, nodes)."""
+    """Second derivatives of the kernel sum, (d, d, nodes)."""
     slope: Array | None
     """Gradient of the attraction, (d, d, nodes)."""
     curve: Array | None
-    """Second derivatives of the attraction, (d, d2, nodes)."""
+    """Second derivatives of the attraction, (d, d, d, nodes)."""
     twist: Array | None
-    """Second derivatives of the repulsion, (d3, nodes)."""
-
-
-def _packed(d: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Places of (a, b) among d2 and of (a, b, c) among d3, and the sorted triples (d3, 3)."""
-    pairs = {p: i for i, p in enumerate(zip(*pairs_of_axes(d), strict=True))}
-    second = np.array([[pairs[tuple(sorted((a, b)))] for b in range(d)] for a in range(d)])
-    triples = [(a, b, c) for a in range(d) for b in range(a, d) for c in range(b, d)]
-    where = {t: i for i, t in enumerate(triples)}
-    axes = range(d)
-    third = [[[where[tuple(sorted((a, b, c)))] for c in axes] for b in axes] for a in axes]
-    return second, np.array(third), np.array(triples)
-
-
-def _bundle(x: Array, like: Array) -> Array:
-    """A constant per component, shaped to multiply ``like``."""
-    return jnp.asarray(x, like.dtype).reshape(-1, *(1,) * (like.ndim - 1))
+    """Second derivatives of the repulsion, (d, d, d, nodes)."""
 
 
 def translate(kernel: Kernel, order: int, r: Array, source: Sources) -> Expansion:
     """The expansion about a centre that lies ``r`` (d, ...) away from that of the source."""
     d = len(r)
-    a, b = pairs_of_axes(d)
     u = jnp.sum(r * r, 0)
     k = [kernel.kappa(m, u) for m in range(4 if order > 1 else 3)]
     score, count = source.total[:d], source.total[d]
     # A kernel factor goes first into each product: powers of a huge r alone would overflow.
     k1r, k2r = k[1] * r, k[2] * r
-    diagonal = _bundle(a == b, r)
-    hessian = k2r[a] * r[b] - k[1] * diagonal
+    unit = _unit(r)
+    hessian = k2r[:, None] * r - k[1] * unit
     value, push, bend = k[0] * score, count * k1r, count * hessian
     slope = curve = twist = None
     if source.first is not None:
@@ -99,53 +81,50 @@ def translate(kernel: Kernel, order: int, r: Array, source: Sources) -> Expansio
         push = push - k[1] * dipole + along[d] * k2r
         slope = -score[:, None] * k1r
     if source.second is not None and slope is not None:
-        twice = _bundle(2 - (a == b), r)
-        quadratic = jnp.sum(source.second * (twice * (k2r[a] * r[b])), 1)
-        trace = jnp.sum(source.second * diagonal, 1)
-        value = value + 0.5 * (quadratic[:d] - k[1] * trace[:d])
+        turned = jnp.sum(source.second * k2r, 2)
+        trace = jnp.sum(source.second * unit, (1, 2))
+        value = value + 0.5 * (jnp.sum(turned * r, 1)[:d] - k[1] * trace[:d])
         slope = slope + k[1] * source.first[:d] - along[:d, None] * k2r
-        curve = score[:, None] * hessian
+        curve = score[:, None, None] * hessian
         k3r = k[3] * r
-        second, _, triples = _packed(d)
-        spread = source.second[d]
-        turned = jnp.sum(spread[second] * k2r, 1)
-        squeeze = jnp.sum(twice * spread * (k3r[a] * r[b]), 0) - k[2] * trace[d]
-        push = push + 0.5 * squeeze * r - turned
-        mixed = k2r[a] * dipole[b] + k2r[b] * dipole[a] + diagonal * (k[2] * along[d])
-        bend = bend + along[d] * (k3r[a] * r[b]) - mixed
-        first, mid, last = triples.T
-        equal = [_bundle(p == q, r) for p, q in ((first, mid), (first, last), (mid, last))]
-        ties = equal[0] * k2r[last] + equal[1] * k2r[mid] + equal[2] * k2r[first]
-        twist = count * (k3r[first] * r[mid] * r[last] - ties)
+        squeeze = jnp.sum(jnp.sum(source.second[d] * k3r, 1) * r, 0) - k[2] * trace[d]
+        push = push + 0.5 * squeeze * r - turned[d]
+        mixed = k2r[:, None] * dipole + dipole[:, None] * k2r + unit * (k[2] * along[d])
+        bend = bend + along[d] * (k3r[:, None] * r) - mixed
+        ties = unit[:, :, None] * k2r + unit[:, None] * k2r[:, None] + unit * k2r[:, None, None]
+        twist = count * (k3r[:, None, None] * (r[:, None] * r) - ties)
     return Expansion(value, push, bend, slope, curve, twist)
+
+
+def _unit(like: Array) -> Array:
+    """The unit matrix, shaped to multiply vectors (d, ...)."""
+    d = len(like)
+    return jnp.eye(d, dtype=like.dtype).reshape(d, d, *(1,) * (like.ndim - 1))
 
 
 def evaluate(local: Expansion, offset: Array) -> tuple[Array, Array]:
     """Attraction and repulsion at scaled offsets (d, ...) from the centre, each (d, ...)."""
-    d = len(offset)
-    a, b = pairs_of_axes(d)
-    second, third, _ = _packed(d)
     attraction = local.value
-    repulsion = local.push - jnp.sum(local.bend[second] * offset, 1)
+    repulsion = local.push - jnp.sum(local.bend * offset, 1)
     if local.slope is not None:
         attraction = attraction + jnp.sum(local.slope * offset, 1)
     if local.curve is not None and local.twist is not None:
-        half = _bundle(np.where(a == b, 0.5, 1.0), offset) * offset[a] * offset[b]
-        attraction = attraction + jnp.sum(local.curve * half, 1)
-        repulsion = repulsion + jnp.sum(local.twist[third[:, a, b]] * half, 1)
+        attraction = attraction + 0.5 * _twice(local.curve, offset)
+        repulsion = repulsion + 0.5 * _twice(local.twist, offset)
     return attraction, repulsion
+
+
+def _twice(tensor: Array, offset: Array) -> Array:
+    return jnp.sum(jnp.sum(tensor * offset, 2) * offset, 1)
 
 
 def _move(local: Expansion, offset: Array) -> Expansion:
     """The same polynomial about a centre at ``offset``."""
-    d = len(offset)
-    a, b = pairs_of_axes(d)
-    second, third, _ = _packed(d)
     value, push = evaluate(local, offset)
     slope, bend = local.slope, local.bend
     if local.curve is not None and local.twist is not None:
-        slope = slope + jnp.sum(local.curve[:, second] * offset, 2)
-        bend = bend - jnp.sum(local.twist[third[a, b]] * offset, 1)
+        slope = slope + jnp.sum(local.curve * offset, 2)
+        bend = bend - jnp.sum(local.twist * offset, 2)
     return local._replace(value=value, push=push, slope=slope, bend=bend)
 
 
@@ -190,14 +169,10 @@ def _group(layout: Layout, sources: Sources) -> int:
 def _blank(order: int, sources: Sources) -> Expansion:
     """An expansion of the right shapes, without the axis of nodes."""
     d = len(sources.center)
-    second, third = d * (d + 1) // 2, d * (d + 1) * (d + 2) // 6
-
-    def zeros(*shape):
-        return jnp.zeros(shape, sources.center.dtype)
-
-    slope = zeros(d, d) if order > 0 else None
-    curve, twist = (zeros(d, second), zeros(third)) if order > 1 else (None, None)
-    return Expansion(zeros(d), zeros(d), zeros(second), slope, curve, twist)
+    vector, matrix, tensor = (jnp.zeros((d,) * n, sources.center.dtype) for n in (1, 2, 3))
+    slope = matrix if order > 0 else None
+    curve, twist = (tensor, tensor) if order > 1 else (None, None)
+    return Expansion(vector, vector, matrix, slope, curve, twist)
 
 
 def _pick(sources, index):

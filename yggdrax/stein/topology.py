@@ -27,6 +27,10 @@ from yggdrax.typing import Array, Number, ParticleTree
 __all__ = ["Plan", "Topology", "build", "evaluate"]
 
 
+# Expansions of second order take d^3 numbers for each node, those of lower order d^2.
+SECOND_ORDER_DIMENSIONS, FAR_DIMENSIONS = 8, 64
+
+
 @dataclasses.dataclass(frozen=True)
 class Plan:
     """Everything static about a tree sum; hashable."""
@@ -156,9 +160,15 @@ def _refresh_once(topology: Topology, x: Array, h: Array) -> Topology:
 
 
 def _acceptance(plan: Plan, nodes: Nodes, layout: Layout, h: Array, tolerance: Array):
+    if len(nodes.center) > FAR_DIMENSIONS:
+        return by_angle(jnp.zeros_like(tolerance))
     if plan.by_angle:
         return by_angle(tolerance)
-    return by_bound(plan.kernel, nodes, layout, h, tolerance, plan.order)
+    return by_bound(plan.kernel, nodes, layout, h, tolerance, _order(plan, len(nodes.center)))
+
+
+def _order(plan: Plan, d: int) -> int:
+    return plan.order if d <= SECOND_ORDER_DIMENSIONS else min(plan.order, 1)
 
 
 def _in_slots(topology: Topology, values: Array) -> Array:
@@ -173,7 +183,10 @@ def _to_particles(topology: Topology, values: Array) -> Array:
 def _slot_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
     plan, layout, lists, scale = topology.plan, topology.layout, topology.lists, 1 / h
     near = near_field(plan.kernel, plan.accumulate, layout, lists, x, s, scale)
-    attraction, repulsion = far_field(plan.kernel, plan.order, layout, lists, x, s, scale)
+    if len(x) > FAR_DIMENSIONS:
+        return near / layout.num
+    order = _order(plan, len(x))
+    attraction, repulsion = far_field(plan.kernel, order, layout, lists, x, s, scale)
     return (near + attraction + scale * repulsion) / layout.num
 
 
@@ -186,7 +199,17 @@ def _exact_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
     return Exact().stein(x, s, h, topology.plan.kernel).phi
 
 
+def _always_tree(topology: Topology) -> bool:
+    """Whether the shapes alone rule the exact tiles out, so that they need not be compiled."""
+    plan, pairs = topology.plan, topology.layout.leaves**2
+    return (
+        plan.exact_above >= 1 and plan.near_capacity >= pairs and 3 * plan.far_capacity >= 4 * pairs
+    )
+
+
 def _forward_once(topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    if _always_tree(topology):
+        return _tree_sum(topology, x, s, h)
     return jax.lax.cond(topology.exact_serves, _exact_sum, _tree_sum, topology, x, s, h)
 
 
@@ -201,6 +224,8 @@ def _backward_once(topology: Topology, x, s, h, cotangent):
         dx, ds, dh = pull(cotangent)
         return _to_particles(topology, dx), _to_particles(topology, ds), dh
 
+    if _always_tree(topology):
+        return tree(x, s, h, cotangent)
     return jax.lax.cond(topology.exact_serves, exact, tree, x, s, h, cotangent)
 
 

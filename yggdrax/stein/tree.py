@@ -51,7 +51,8 @@ class Tree(Engine):
       rtol: what the error should stay below, in the norm of ``|phi' - phi|`` over
         ``sqrt(|attraction|^2 + |repulsion|^2)``, root sums of squares over all particles. It is
         measured, not guaranteed.
-      order: total degree of the expansion, 0, 1 or 2.
+      order: total degree of the expansion, 0, 1 or 2; at most 1 above 8 dimensions, for its d^3
+        numbers a node. Above 64 dimensions no node is far.
       accumulate: how near pairs add up, ``"scatter"``, ``"segment"`` or ``"auto"``
         (:func:`yggdrax.svgd_phi_from_topology`).
       ordering: ``"median"`` splits along the widest axis, or the ``"morton"`` curve (d <= 3).
