@@ -1,5 +1,6 @@
 """Particles on eight fake CPU devices: values, shardings, compilations, and what is exchanged."""
 
+import fcntl
 import json
 import os
 import pathlib
@@ -13,9 +14,21 @@ HERE = pathlib.Path(__file__).parent
 CLOSE = 5e-6
 
 
-@pytest.fixture(scope="module")
-def results():
-    """The answers of eight.py, of which there is one process for all tests."""
+@pytest.fixture(scope="session")
+def results(tmp_path_factory):
+    """The answers of eight.py: one process for all tests, of all workers that share them."""
+    shared = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        shared = shared.parent
+    with open(shared / "eight.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        answers = shared / "eight.json"
+        if not answers.exists():
+            answers.write_text(ask_eight())
+        return json.loads(answers.read_text())
+
+
+def ask_eight():
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=1"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
@@ -27,7 +40,7 @@ def results():
         timeout=900,
     )
     assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout)
+    return done.stdout
 
 
 def of(results, name):

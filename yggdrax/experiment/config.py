@@ -219,8 +219,9 @@ class ExperimentConfig(Config):
       log_every: steps between two rows of ``metrics.jsonl``.
       checkpoint_every: steps between two checkpoints.
       keep_checkpoints: how many of the latest stay.
-      mesh: ``"none"``: one device; ``"automatic"`` or ``"explicit"``: the particles are split over
-        all devices of all processes, on a JAX mesh of that kind.
+      mesh: ``"none"``: one device; ``"automatic"``: the particles are split over all devices of
+        all processes, on an automatic mesh of JAX. (An explicit one would ask of every target that
+        its operations know how to be split.)
       stop_at: the run stops itself once it gets to this step (exit status 75) and is continued by
         the same command; 0 never stops.
       plots: whether to draw pictures at the end.
@@ -260,7 +261,7 @@ class ExperimentConfig(Config):
         for name in ("batch_size", "stop_at"):
             value = getattr(self, name)
             _require(value >= 0, name, value, "at least 0")
-        meshes = ("none", "automatic", "explicit")
+        meshes = ("none", "automatic")
         _require(self.mesh in meshes, "mesh", self.mesh, f"one of {', '.join(meshes)}")
         _require(0 <= self.seed < 2**32, "seed", self.seed, "in [0, 2**32)")
         _require(self.num_steps < 2**31, "num_steps", self.num_steps, "below 2**31")

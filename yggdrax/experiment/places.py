@@ -40,8 +40,7 @@ class Places:
                 f"num_particles must be a multiple of the {devices} devices of the mesh, not "
                 f"{config.num_particles!r}"
             )
-        kind = AxisType.Auto if config.mesh == "automatic" else AxisType.Explicit
-        self.mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=(kind,))
+        self.mesh = jax.make_mesh((devices,), (_AXIS,), axis_types=(AxisType.Auto,))
 
     def context(self) -> contextlib.AbstractContextManager[Any]:
         """What a run is inside of, so that new arrays are on the mesh."""
@@ -58,7 +57,7 @@ class Places:
 
         def place(leaf):
             split = id(leaf) in members or leaf.shape in particles
-            return self._sharding(leaf, _AXIS if split else None)
+            return self._sharding(_AXIS) if split else self._sharding()
 
         return jax.jit(make, out_shardings=jax.tree.map(place, shapes))(key)
 
@@ -71,17 +70,12 @@ class Places:
     def _replicate(self, leaf: Any) -> jax.Array:
         values = np.asarray(leaf)
         return jax.make_array_from_callback(
-            values.shape, self._sharding(values, None), lambda index: values[index]
+            values.shape, self._sharding(), lambda index: values[index]
         )
 
-    def _sharding(self, leaf: Any, first: str | None) -> NamedSharding:
+    def _sharding(self, *axes: str) -> NamedSharding:
         assert self.mesh is not None
-        if self.mesh.axis_types[0] == AxisType.Auto:
-            return NamedSharding(self.mesh, PartitionSpec(first) if first else PartitionSpec())
-        # An explicit type lists every axis.
-        return NamedSharding(
-            self.mesh, PartitionSpec(*((first,) + (None,) * leaf.ndim)[: leaf.ndim])
-        )
+        return NamedSharding(self.mesh, PartitionSpec(*axes))
 
     def host(self, state: RunState) -> RunState:
         """The state in the memory of this host, all particles of all processes.
