@@ -8,6 +8,7 @@ import functools
 import json
 import re
 import sys
+import time
 import traceback
 
 import jax
@@ -309,10 +310,12 @@ def main():
     for name, check in CHECKS.items():
         if len(sys.argv) > 1 and name not in sys.argv[1:]:
             continue
+        start = time.process_time()
         try:
             results[name] = check()
         except Exception:
             results[name] = {"exception": traceback.format_exc()}
+        print(f"{name}: {time.process_time() - start:.1f} s of CPU", file=sys.stderr, flush=True)
     print(json.dumps(results))
 
 

@@ -1,0 +1,105 @@
+"""Where the number of processes comes from, and checksums that parts add up to."""
+
+import numpy as np
+import pytest
+
+from yggdrax.checkpoint.together import checksum
+from yggdrax.experiment import ConfigError, ExperimentConfig, GaussianProblem
+from yggdrax.experiment.launch import Launch, launch_of, take_flags
+from yggdrax.experiment.places import Places
+from yggdrax.processes import Group, ProcessLost
+
+RNG = np.random.default_rng(0)
+
+
+@pytest.mark.parametrize(
+    "environment",
+    [
+        {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
+        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+        {"PMI_SIZE": "4", "PMI_RANK": "2", "JAX_COORDINATOR_ADDRESS": "one:1"},
+        {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "one:1"},
+    ],
+)
+def test_launchers_say_how_many_and_which(environment):
+    launch = launch_of(environment)
+    assert launch is not None and (launch.count, launch.index) == (4, 2)
+
+
+def test_flags_come_before_the_environment_and_the_rest_is_left():
+    argv = ["x", "--coordinator=a:1", "--num_processes=2", "--process_id=1", "--config=f.py"]
+    launch, rest = take_flags([*argv, "--silence_seconds=7", "--noprogress"])
+    assert launch == Launch("a:1", 2, 1, silence_seconds=7.0)
+    assert rest == ["x", "--config=f.py", "--noprogress"]
+    assert take_flags(["x", "--config=f.py"])[0] is None
+    # One process, and a batch script of SLURM that is no task of a step, are on their own.
+    assert launch_of({"PMI_SIZE": "1", "PMI_RANK": "0"}) is None
+    assert launch_of({"SLURM_NTASKS": "4", "SLURM_PROCID": "0"}) is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"coordinator": "a:1"}, "--num_processes and --process_id"),
+        ({"coordinator": "a:1", "count": 2}, "--num_processes and --process_id"),
+        ({"coordinator": "a:1", "count": 2, "index": 2}, "between 0 and 1, not 2"),
+        ({"count": 2, "index": 1}, "--coordinator=HOST:PORT"),
+    ],
+)
+def test_incomplete_flags_are_refused(arguments, message):
+    with pytest.raises(ConfigError, match=message):
+        launch_of({}, **arguments)
+
+
+def test_a_number_that_is_none_is_refused():
+    with pytest.raises(ConfigError, match="num_processes"):
+        take_flags(["x", "--num_processes=two"])
+
+
+def test_a_mesh_of_the_configuration():
+    config = ExperimentConfig(GaussianProblem(), mesh="ring")
+    with pytest.raises(ConfigError, match="mesh must be one of none, automatic, not 'ring'"):
+        config.freeze()
+    places = Places(ExperimentConfig(GaussianProblem(), mesh="automatic").freeze())
+    assert places.mesh is not None and places.mesh.axis_names == ("particles",)
+    assert Places(ExperimentConfig(GaussianProblem()).freeze()).mesh is None
+
+
+def test_one_process_talks_to_itself():
+    group = Group("test")
+    assert (group.leads, group.gather(1), group.agree({"a": 2})) == (True, [1], {"a": 2})
+    with pytest.raises(ZeroDivisionError):
+        group.lead(lambda: 1 // 0)
+    assert issubclass(ProcessLost, RuntimeError)
+
+
+@pytest.mark.parametrize(
+    "whole",
+    [
+        RNG.normal(size=(7, 5)).astype(np.float32),
+        RNG.normal(size=(6, 2, 3)),
+        (RNG.normal(size=(7, 2)) + 1j).astype(np.complex128),
+        RNG.normal(size=(7, 2)) > 0,
+        np.arange(9, dtype=np.int8),
+    ],
+)
+def test_the_checksums_of_parts_add_up(whole):
+    start = (0,) * whole.ndim
+    expected = checksum(whole, start, whole.shape)
+    cuts = [
+        checksum(whole[a:b], (a, *start[1:]), whole.shape) for a, b in ((0, 2), (2, 3), (3, None))
+    ]
+    assert sum(cuts) % 2**64 == expected
+    columns = [checksum(part, (0,), (len(part),)) for part in (whole.ravel(), whole.ravel()[::-1])]
+    assert columns[0] == expected != columns[1]  # the place of every element counts
+
+
+def test_a_checksum_notices_one_bit_and_two_exchanged_elements():
+    whole = RNG.normal(size=(20, 3)).astype(np.float32)
+    expected = checksum(whole, (0, 0), whole.shape)
+    flipped, exchanged = whole.copy(), whole.copy()
+    flipped.view(np.uint32)[7, 1] ^= 1
+    exchanged[[3, 11]] = exchanged[[11, 3]]
+    assert checksum(flipped, (0, 0), whole.shape) != expected
+    assert checksum(exchanged, (0, 0), whole.shape) != expected
+    assert checksum(np.float32(0), (), ()) != checksum(np.float32(1), (), ())
