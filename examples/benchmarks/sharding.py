@@ -3,11 +3,13 @@
     python examples/benchmarks/sharding.py --json=sharding.json
 
 Every number of devices is a process of its own with that many fake CPU devices. The bytes of the
-collectives and the floating-point operations of one device are read from the compiled program, with
-the loops' trip counts, and stand beside the model:
+collectives and the exponentials of one device are read from the compiled program, with the loops'
+trip counts, and stand beside the model:
 
-    exact    particles and scores travel round the ring: 2 N d numbers a step and device
-    fourier  the modes alone: ceil((d + 1) / 2) M^d complex numbers, whatever N
+    exact    particles and scores travel round the ring: 2 N d numbers a step and device;
+             one exponential a pair, N^2 / P
+    fourier  the modes alone: ceil((d + 1) / 2) M^d complex numbers, and M^d exponentials, whatever
+             N (the transforms, proportional to N / P, are a library's and are not in the program)
 
 Time is printed where there are cores for it; fake devices share them, so it says nothing about
 real ones.
@@ -42,6 +44,7 @@ def measure(engine: str, n: int, d: int) -> dict:
     step = jax.jit(lambda x, h: kind.stein(x, 1 - x, h, RBF()))
     h = jnp.float32(0.5)
     compiled = step.lower(x, h).compile()
+    text = compiled.as_text()
     status = int(step(x, h).status)
     start = time.perf_counter()
     jax.block_until_ready(step(x, h))
@@ -56,16 +59,22 @@ def measure(engine: str, n: int, d: int) -> dict:
         "d": d,
         "devices": devices,
         "status": status,
-        "bytes": traffic(compiled.as_text()),
+        "bytes": added_up(text, exchanged),
         "model_bytes": 0 if devices == 1 else model,
-        "pairs_a_device": rows * n if engine == "exact" else 0,
-        "flops": arithmetic(compiled, engine, devices),
+        "exponentials": added_up(text, exponentials),
+        "model_exponentials": rows * n if engine == "exact" else modes_of_the_symbol(),
+        "flops": (compiled.cost_analysis() or {}).get("flops") if engine == "fourier" else None,
         "temporary_bytes": memory.temp_size_in_bytes if memory else None,
         "seconds": seconds,
     }
 
 
 MODES = 19
+
+
+def modes_of_the_symbol() -> int:
+    """The Gaussian's symbol takes one exponential a mode, on every device."""
+    return MODES**2
 
 
 def transforms_alone():
@@ -109,51 +118,42 @@ def computations(text: str) -> dict[str, list[str]]:
     return found
 
 
-def traffic(text: str) -> int:
-    """Bytes that one device hands to collectives in one step, loops with their trip counts.
+def added_up(text: str, cost) -> int:
+    """The sum of ``cost(line)`` over a program, loops with their trip counts.
 
     Of a conditional the dearest branch counts.
     """
     parts = computations(text)
 
     def of(name: str) -> int:
-        total = 0
-        for line in parts.get(name, ()):
-            kind = re.search(
-                r"= (.*?) (all-reduce|collective-permute|all-gather|all-to-all)"
-                r"(?:-start)?\(",
-                line,
-            )
-            if kind:
-                total += _bytes(kind[1])
-            elif loop := re.search(r"while\(.*body=%?([\w.-]+)", line):
-                trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
-                total += of(loop[1]) * (int(trips[1]) if trips else 1)
-            elif branches := re.search(r"branch_computations=\{([^}]*)\}", line):
-                costs = [of(branch.strip().lstrip("%")) for branch in branches[1].split(",")]
-                total += max(costs)
-            elif two := re.search(
-                r"true_computation=%?([\w.-]+), false_computation=%?([\w.-]+)", line
-            ):
-                total += max(of(two[1]), of(two[2]))
-            elif called := re.search(r"(?:to_apply|calls)=%?([\w.-]+)", line):
-                total += of(called[1])
-        return total
+        return sum(cost(line) + inside(line) for line in parts.get(name, ()))
+
+    def inside(line: str) -> int:
+        if loop := re.search(r"while\(.*body=%?([\w.-]+)", line):
+            trips = re.search(r'known_trip_count":\{"n":"(\d+)"', line)
+            return of(loop[1]) * (int(trips[1]) if trips else 1)
+        if branches := re.search(r"branch_computations=\{([^}]*)\}", line):
+            return max(of(branch.strip().lstrip("%")) for branch in branches[1].split(","))
+        if two := re.search(r"true_computation=%?([\w.-]+), false_computation=%?([\w.-]+)", line):
+            return max(of(two[1]), of(two[2]))
+        called = re.search(r"(?:to_apply|calls)=%?([\w.-]+)", line)
+        return of(called[1]) if called else 0
 
     entry = re.search(r"ENTRY %?([\w.-]+)", text)
     return of(entry[1]) if entry else 0
 
 
-def arithmetic(compiled, engine: str, devices: int) -> float | None:
-    """Floating-point operations of one device; XLA counts a loop once, so of the ring one hop.
+def exchanged(line: str) -> int:
+    """Bytes that one device hands to a collective."""
+    kinds = r"= (.*?) (?:all-reduce|collective-permute|all-gather|all-to-all)(?:-start)?\("
+    found = re.search(kinds, line)
+    return _bytes(found[1]) if found else 0
 
-    What the library of transforms does is not counted: it is proportional to N / devices.
-    """
-    cost = compiled.cost_analysis()
-    flops = (cost or {}).get("flops")
-    if flops is None or engine != "exact":
-        return flops
-    return flops * devices
+
+def exponentials(line: str) -> int:
+    """Exponentials, of which the Gaussian kernel takes one a pair."""
+    found = re.search(r"= (f32\[[\d,]*\])\S* exponential\(", line)
+    return _bytes(found[1]) // 4 if found else 0
 
 
 def rows_of(arguments) -> list[dict]:
@@ -190,7 +190,15 @@ def main() -> None:
     if arguments.smoke:
         globals()["DEVICES"] = (1, 2)
     rows = rows_of(arguments)
-    columns = ("engine", "n", "devices", "bytes", "model_bytes", "flops", "temporary_bytes")
+    columns = (
+        "engine",
+        "n",
+        "devices",
+        "bytes",
+        "model_bytes",
+        "exponentials",
+        "model_exponentials",
+    )
     print("  ".join(f"{name:>15}" for name in (*columns, "seconds")))
     for row in sorted(rows, key=lambda row: (row["engine"], row["n"], row["devices"])):
         print(
