@@ -145,6 +145,8 @@ class _Loop:
         rows = self.files.open_metrics(-1 if restored is None else restored)
         bar = _progress_bar(self.config.num_steps, step) if self.progress else None
         show = self._shower(bar)
+        if self.progress and jax.process_count() == 1:
+            _say(f"engine {self.stepper.explain(state)}")
         if restored is None:
             rows.append(self._log(state, step, show))
         elif rows:

@@ -19,6 +19,7 @@ from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.export import leaf_names
 from yggdrax.particles import init_model_state, init_particles, particle_grads
 from yggdrax.status import Status
+from yggdrax.stein.explain import explain
 from yggdrax.transform import SvgdState, get_state, svgd
 from yggdrax.typing import Array, Key, ParticleTree, PyTree
 
@@ -125,6 +126,17 @@ class Stepper:
         """The numbers one watches, as Python numbers; a function of the state alone."""
         values = jax.device_get(self._measure(state, self._train, self._test))
         return {name: value.item() for name, value in values.items()}
+
+    def explain(self, state: RunState) -> str:
+        """One line: which sum serves these particles, and why."""
+        options: Any = self.config.svgd
+        if options.per != "particle":
+            return f"{options.engine}: one kernel for each {options.per}"
+        return str(
+            explain(
+                state.particles, options.bandwidth, kernel=options.kernel, engine=options.engine
+            )
+        )
 
     def status(self, state: RunState) -> int:
         """The status bits of the latest step."""
