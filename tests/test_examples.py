@@ -78,3 +78,32 @@ def test_the_benchmark_of_gradients_runs(capsys, monkeypatch, tmp_path):
     # Three derivatives of one sum, found in three ways.
     slopes = [row["slope_in_h"] for row in rows.values()]
     np.testing.assert_allclose(slopes, slopes[0], rtol=2e-2)
+
+
+def rows_of_benchmark(name, monkeypatch, tmp_path, *arguments):
+    file = tmp_path / "table.json"
+    monkeypatch.setattr("sys.argv", [name, "--smoke", f"--json={file}", *arguments])
+    runpy.run_path(str(EXAMPLES / "benchmarks" / name), run_name="__main__")
+    return json.loads(file.read_text())["rows"]
+
+
+def test_the_benchmark_of_the_choice_runs(monkeypatch, tmp_path):
+    rows = rows_of_benchmark("auto.py", monkeypatch, tmp_path)
+    assert len(rows) == 9 and all(row["ratio"] > 0 for row in rows)
+
+
+def test_the_benchmark_of_peers_runs(monkeypatch, tmp_path):
+    picture = tmp_path / "peers.png"
+    methods = ("exact", "tiles", "fourier")
+    rows = rows_of_benchmark(
+        "peers.py", monkeypatch, tmp_path, f"--plot={picture}", "--methods", *methods
+    )
+    assert [row["method"] for row in rows] == list(methods)
+    assert all(row["error_norm"] < 1e-3 and row["seconds"] > 0 for row in rows)
+    assert picture.stat().st_size > 0
+
+
+def test_the_benchmark_of_boundaries_runs(monkeypatch, tmp_path):
+    rows = rows_of_benchmark("boundaries.py", monkeypatch, tmp_path)
+    assert [row["engine"] for row in rows] == ["fourier", "tree"]
+    assert all(0 < row["largest_jump"] < row["rtol"] for row in rows)

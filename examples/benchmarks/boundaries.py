@@ -79,7 +79,8 @@ def measure(name, engine, kernel, discrete, n, steps):
     row |= {"median_jump": float(np.median(leftovers))}
     print(
         f"{name:8s} N={n} {steps} steps: changed in {row['changed']:.0%} of the steps, "
-        f"largest jump {row['largest_jump']:.1e} (median {row['median_jump']:.1e}) at rtol {engine.rtol:g}"
+        f"largest jump {row['largest_jump']:.1e} (median {row['median_jump']:.1e}) "
+        f"at rtol {engine.rtol:g}"
     )
     return row
 

@@ -120,6 +120,7 @@ def _keops(x, s, h):
 
 def _finufft(x, s, h):
     import finufft
+
     import yggdrax as yg
 
     # The modes and the accuracy that the engine takes for this cloud, and nothing but transforms.
