@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from yggdrax.kernels.wide import is_wide, wide_products
 from yggdrax.sharding import (
     Axes,
     fetch,
@@ -41,9 +42,14 @@ Leaves = tuple[Array, ...]
 
 def all_squared_distances(leaves: Sequence[Array]) -> Array:
     """``|x_i - x_j|^2`` of all particles with matrices ``(N, d_l)``; (N, N)."""
-    if on_one_device(leaves[0]):
+    if not on_one_device(leaves[0]):
+        return _all_over_shards(tuple(leaves))
+    if not is_wide(leaves):
         return _block(*_centred(tuple(leaves), ()))
-    return _all_over_shards(tuple(leaves))
+    gram = wide_products(leaves)
+    squares = jnp.diagonal(gram)
+    pair = squares[:, None] + squares[None]
+    return _without_noise(pair - 2 * gram, pair)
 
 
 def sampled_squared_distances(leaves: Sequence[Array]) -> Array:
@@ -91,7 +97,12 @@ def _block(x: Leaves, y: Leaves) -> Array:
         pair = jnp.sum(jnp.square(a), axis=1)[:, None] + jnp.sum(jnp.square(b), axis=1)[None]
         gram = jnp.dot(a, b.T, precision=jax.lax.Precision.HIGHEST)
         distances, scale = distances + (pair - 2 * gram), scale + pair
-    noise = 16 * float(jnp.finfo(x[0].dtype).eps)
+    return _without_noise(jnp.asarray(distances), jnp.asarray(scale))
+
+
+def _without_noise(distances: Array, scale: Array) -> Array:
+    """Zero where a distance from a matrix product is within its rounding."""
+    noise = 16 * float(jnp.finfo(distances.dtype).eps)
     return jnp.where(distances > noise * scale, distances, 0 * distances)
 
 

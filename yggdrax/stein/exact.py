@@ -20,6 +20,7 @@ import numpy as np
 
 from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
+from yggdrax.kernels.wide import is_wide
 from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
 from yggdrax.stein.engine import Engine, SteinSum, no_status
 from yggdrax.stein.leaves import check_like, layout_of
@@ -32,6 +33,7 @@ from yggdrax.stein.pairs import (
     forward_tile,
     product_is_safe,
 )
+from yggdrax.stein.wide import wide_phi
 from yggdrax.typing import Array, Number, ParticleTree, PyTree
 
 __all__ = ["Exact", "exact_phi"]
@@ -379,10 +381,15 @@ def _forward(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Le
         leaves, weight_sum = sums
         return tuple((leaf + zl * (weight_sum / h)) / n for leaf, zl in zip(leaves, z, strict=True))
 
-    tiled, layout = _over_target_tiles(
-        plan, kernel, axes, x, s, None, h, like, contribution, finish
-    )
-    return _untiled(plan, layout, tiled), ()
+    def by_tiles():
+        tiled, layout = _over_target_tiles(
+            plan, kernel, axes, x, s, None, h, like, contribution, finish
+        )
+        return _untiled(plan, layout, tiled)
+
+    if plan.tiles == 1 and not axes and is_wide(x):
+        return wide_phi(kernel, x, s, h, by_tiles), ()
+    return by_tiles(), ()
 
 
 def _adjoint(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Leaves]:
