@@ -193,13 +193,11 @@ def _meet(table: Array, target: Array, source: Array, margin: Array | float) -> 
     """Distances between the nodes of each pair, from one row of numbers a node."""
     d = (table.shape[1] - 1) // 3
     a, b = table[target], table[source]
-    distance = jnp.sqrt(sum((a[:, i] - b[:, i]) ** 2 for i in range(d)))
+    distance = jnp.sqrt(jnp.sum((a[:, :d] - b[:, :d]) ** 2, 1))
     radii = a[:, -1] + b[:, -1]
-    gap = [
-        jnp.maximum(jnp.maximum(a[:, d + i] - b[:, 2 * d + i], b[:, d + i] - a[:, 2 * d + i]), 0)
-        for i in range(d)
-    ]
-    low = jnp.maximum(jnp.sqrt(sum(g * g for g in gap)), distance - radii)
+    gap = jnp.maximum(a[:, d : 2 * d] - b[:, 2 * d : 3 * d], b[:, d : 2 * d] - a[:, 2 * d : 3 * d])
+    gap = jnp.sqrt(jnp.sum(jnp.maximum(gap, 0) ** 2, 1))
+    low = jnp.maximum(gap, distance - radii)
     # Two particles approach each other by two margins at most, and so do two centroids; a particle
     # and its own centroid part by two.
     return Meeting(
