@@ -122,6 +122,25 @@ def test_two_processes_then_one_end_where_one_alone_does(alone, tmp_path):
     assert [row["step"] for row in rows] == [0, 10, 20, 30, 40]
 
 
+@pytest.mark.slow
+def test_eight_then_four_then_two_processes(alone, tmp_path):
+    # The first stops itself; the second is asked to, by a signal to one of its processes.
+    flags = ("--config.num_steps=40", "--config.stop_at=10", "--config.mesh=automatic")
+    with Processes(8, tmp_path, *flags) as run:
+        assert [status for status, _ in run.ends()] == [75] * 8
+    with Processes(4, tmp_path, *flags) as run:
+        for _ in range(600):
+            if (tmp_path / "checkpoints" / "00000020").exists():
+                break
+            time.sleep(0.1)
+        run.members[2].send_signal(signal.SIGTERM)
+        # Or it was faster than the signal.
+        assert {status for status, _ in run.ends()} in ({75}, {0})
+    with Processes(2, tmp_path, *flags) as run:
+        assert [status for status, _ in run.ends()] == [0] * 2
+    np.testing.assert_allclose(final(tmp_path), alone, atol=1e-5)
+
+
 def test_a_killed_process_is_named_and_the_other_goes_on_alone(tmp_path):
     flags = ("--config.num_steps=100000", "--config.mesh=automatic")
     with Processes(2, tmp_path, *flags) as run:
