@@ -80,7 +80,7 @@ def translate(kernel: Kernel, order: int, r: Array, source: Sources) -> Expansio
         value = value + k[1] * along[:d]
         push = push - k[1] * dipole + along[d] * k2r
         slope = -score[:, None] * k1r
-    if source.second is not None and slope is not None:
+    if source.first is not None and source.second is not None and slope is not None:
         turned = jnp.sum(source.second * k2r, 2)
         trace = jnp.sum(source.second * unit, (1, 2))
         value = value + 0.5 * (jnp.sum(turned * r, 1)[:d] - k[1] * trace[:d])
