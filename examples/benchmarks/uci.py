@@ -26,9 +26,9 @@ The deep ensemble has the same networks, initialisers and optimizer, and as many
 run together; each member maximises its own likelihood, noise precision included.
 
 ``--validate`` sets the test rows aside and tests on the last tenth of the training rows instead:
-prior and step size were chosen by that, on splits from 100 on (``--first-split 100``). So were start,
-bandwidth and the pilot's share of the steps, but once results on the test rows of splits 0 and 1 had
-been seen. (Test rows of one split are training rows of others.)
+prior and step size were chosen by that, on splits from 100 on (``--first-split 100``). So were
+start, bandwidth and the pilot's share of the steps, but once results on the test rows of splits 0
+and 1 had been seen. (Test rows of one split are training rows of others.)
 """
 
 import argparse
