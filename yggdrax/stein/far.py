@@ -122,7 +122,7 @@ def _move(local: Expansion, offset: Array) -> Expansion:
     """The same polynomial about a centre at ``offset``."""
     value, push = evaluate(local, offset)
     slope, bend = local.slope, local.bend
-    if local.curve is not None and local.twist is not None:
+    if slope is not None and local.curve is not None and local.twist is not None:
         slope = slope + jnp.sum(local.curve * offset, 2)
         bend = bend - jnp.sum(local.twist * offset, 2)
     return local._replace(value=value, push=push, slope=slope, bend=bend)

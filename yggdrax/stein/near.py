@@ -184,7 +184,7 @@ def _tile(kernel: Kernel, own: Array, other: Array, scale: Array):
     other = other[..., None]
     d = len(own) // 2
     difference = [(own[c][:, None] - other[c]) * scale for c in range(d)]
-    u = sum(q * q for q in difference)
+    u = sum((q * q for q in difference), jnp.zeros((), scale.dtype))
     return kernel.kappa(0, u), kernel.kappa(1, u), difference, other
 
 

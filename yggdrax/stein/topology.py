@@ -182,7 +182,7 @@ def _to_particles(topology: Topology, values: Array) -> Array:
 
 def _slot_sum(topology: Topology, x: Array, s: Array, h: Array) -> Array:
     plan, layout, lists, scale = topology.plan, topology.layout, topology.lists, 1 / h
-    near = near_field(plan.kernel, plan.accumulate, layout, lists, x, s, scale)
+    near: Array = near_field(plan.kernel, plan.accumulate, layout, lists, x, s, scale)  # type: ignore[assignment]
     if len(x) > FAR_DIMENSIONS:
         return near / layout.num
     order = _order(plan, len(x))
