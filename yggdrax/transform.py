@@ -313,7 +313,7 @@ class _Options(NamedTuple):
             exact = self.engine if isinstance(self.engine, Exact) else Exact()
             return exact.stein_leaves(x, s, h, self.kernel), jnp.zeros((), jnp.int32), unmeasured
         x0, s0 = x[0], s[0]
-        engine = self.engine.choose(*x0.shape, x0.dtype, self.kernel)
+        engine = self.engine.choose(x0.shape[0], x0.shape[1], x0.dtype, self.kernel)
         engine.require_place(x0)
         if not engine.check_every:
             phi, status = engine.stein(x0, s0, h, self.kernel)

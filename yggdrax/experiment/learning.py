@@ -115,8 +115,9 @@ class _Stepper(Stepper):
 
         slopes, (particles, inner) = jax.grad(loss, has_aux=True)(state.model_state)
         optimizer = make_plain_optimizer(self.config)
-        updates, outer = optimizer.update(slopes, state.opt_state[0], state.model_state)
-        learned = optax.apply_updates(state.model_state, updates)
+        outer: Any = state.opt_state
+        updates, outer = optimizer.update(slopes, outer[0], state.model_state)
+        learned = jax.tree.map(jnp.add, state.model_state, updates)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(s)) for s in jax.tree.leaves(slopes)]))
         status = inner.status | jnp.where(finite, 0, Status.NONFINITE.value)
         inner = inner._replace(status=status.astype(inner.status.dtype))

@@ -82,7 +82,8 @@ def explain(
         h = jnp.asarray(bandwidth, layout.dtype)
     h = jnp.maximum(h, floor_of(layout.dtype))
     n, d, asked = layout.num_particles, layout.dimension, resolve_engine(engine)
-    if len(leaves) > 1:
+    (x, *others) = leaves
+    if others:
         reason = f"d = {d} is taken leaf by leaf, which only the exact sum does"
         return Explanation("exact", reason, n, d, float(h))
     chosen, reason = asked, "it was asked for by name"
@@ -93,7 +94,7 @@ def explain(
     problem = chosen.refuses((n, d), layout.dtype, kernel)
     if problem:
         raise ValueError(problem)
-    return _explain_fourier(chosen, reason, leaves[0], h, kernel)
+    return _explain_fourier(chosen, reason, x, h, kernel)
 
 
 def _explain_fourier(chosen: Fourier, reason: str, x, h, kernel: Kernel) -> Explanation:
