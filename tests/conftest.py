@@ -6,8 +6,8 @@ import shutil
 import tempfile
 
 # Most of what the tests spend is compilation, much of it of the same graphs: the processes of one
-# session, those that tests start among them, share what they have compiled. The folder goes with
-# the session, so that nothing stale is ever loaded. Before jax is imported, which reads this.
+# run, those that tests start among them, share what they have compiled. The folder goes with the
+# run, so that nothing stale is ever loaded. Set before jax is imported, which reads it then.
 if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     _cache = tempfile.mkdtemp(prefix="yggdrax-tests-")
     os.environ["JAX_COMPILATION_CACHE_DIR"] = _cache

@@ -142,6 +142,9 @@ def test_a_scale_that_does_not_fit_is_refused():
         yg.svgd(scale={"a": 1.0}).init(x)
     with pytest.raises(ValueError, match=r"scale of shape \(3,\) does not fit.*\(2,\)"):
         yg.svgd(scale={"a": jnp.ones(3), "b": 1.0}).init(x)
+    for wrong in (0.0, -1.0, float("nan")):
+        with pytest.raises(ValueError, match="scale must be positive and finite"):
+            yg.svgd(scale=wrong).init(x)
 
 
 @pytest.mark.parametrize("n", [0, 3])

@@ -198,7 +198,12 @@ class _Options(NamedTuple):
         if self.distances is not None:
             chosen_leaves(layout, particles, self.distances)
         if self.scale is not None and not isinstance(self.scale, RunningScale):
-            scale_weights(layout, self.scale)
+            for weight in scale_weights(layout, self.scale):
+                traced = isinstance(weight, jax.core.Tracer)
+                if not traced and not bool(jnp.all((weight > 0) & jnp.isfinite(weight))):
+                    raise ValueError(
+                        f"scale must be positive and finite everywhere, not {self.scale!r}."
+                    )
 
     def groups(self, layout: ParticleLayout) -> tuple[int, ...]:
         """Shape of the bandwidth in the state."""
