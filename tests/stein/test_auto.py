@@ -123,6 +123,7 @@ def test_a_batch_equals_the_loop_and_runs_one_of_the_candidates():
     assert f"f32[2,{N},{D}] = select_n" not in str(graph)
 
 
+@pytest.mark.slow  # each sum's own adjoint is tested beside it; this compiles both, twice
 def test_the_gradient_is_that_of_what_was_computed(x64):
     x = jnp.asarray(cloud()[:4000], jnp.float64)
     weights = jnp.cos(jnp.arange(4000.0))[:, None] * jnp.array([1.0, -0.5])
