@@ -114,7 +114,7 @@ def uci_split(table: Table, seed: int) -> Split:
     Example:
       >>> table = Table(np.arange(20.0)[:, None], np.arange(20.0), ("x",))
       >>> uci_split(table, 0).y_test.tolist()
-      [15.0, 0.0]
+      [15.0, 12.0]
     """
     order = np.random.RandomState(seed).permutation(len(table.y))
     train, test = np.split(order, [int(0.9 * len(order))])
