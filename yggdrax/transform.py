@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from jax.core import Tracer
 
 from yggdrax.kernels import (
     RBF,
@@ -199,7 +200,7 @@ class _Options(NamedTuple):
             chosen_leaves(layout, particles, self.distances)
         if self.scale is not None and not isinstance(self.scale, RunningScale):
             for weight in scale_weights(layout, self.scale):
-                traced = isinstance(weight, jax.core.Tracer)
+                traced = isinstance(weight, Tracer)
                 if not traced and not bool(jnp.all((weight > 0) & jnp.isfinite(weight))):
                     raise ValueError(
                         f"scale must be positive and finite everywhere, not {self.scale!r}."
