@@ -46,11 +46,15 @@ def test_own_targets(capsys):
     assert abs(rate[0] - 0.7) < 3 * rate[1] and abs(amplitude[0] - 100) < 3 * amplitude[1]
 
 
-def test_the_benchmark_of_the_exact_sum_runs(capsys, monkeypatch, tmp_path):
+def rows_of_benchmark(name, monkeypatch, tmp_path, *arguments):
     file = tmp_path / "table.json"
-    monkeypatch.setattr("sys.argv", ["exact.py", "--smoke", f"--json={file}"])
-    runpy.run_path(str(EXAMPLES / "benchmarks" / "exact.py"), run_name="__main__")
-    rows = json.loads(file.read_text())["rows"]
+    monkeypatch.setattr("sys.argv", [name, "--smoke", f"--json={file}", *arguments])
+    runpy.run_path(str(EXAMPLES / "benchmarks" / name), run_name="__main__")
+    return json.loads(file.read_text())["rows"]
+
+
+def test_the_benchmark_of_the_exact_sum_runs(monkeypatch, tmp_path):
+    rows = rows_of_benchmark("exact.py", monkeypatch, tmp_path)
     assert [row["method"] for row in rows] == ["exact", "tiles", "rows"]
     assert all(row["error_norm"] < 1e-5 and row["seconds"] > 0 for row in rows)
 
@@ -67,24 +71,14 @@ def test_learning_a_bandwidth(capsys, monkeypatch):
     assert abs(learned[2] - 3) < abs(fixed[2] - 3)
 
 
-def test_the_benchmark_of_gradients_runs(capsys, monkeypatch, tmp_path):
-    file = tmp_path / "table.json"
+def test_the_benchmark_of_gradients_runs(monkeypatch, tmp_path):
     methods = ["exact", "exact plain", "fourier"]
-    arguments = ["gradients.py", "--smoke", f"--json={file}", "--methods", *methods]
-    monkeypatch.setattr("sys.argv", arguments)
-    runpy.run_path(str(EXAMPLES / "benchmarks" / "gradients.py"), run_name="__main__")
-    rows = {row["method"]: row for row in json.loads(file.read_text())["rows"]}
+    table = rows_of_benchmark("gradients.py", monkeypatch, tmp_path, "--methods", *methods)
+    rows = {row["method"]: row for row in table}
     assert list(rows) == methods
     # Three derivatives of one sum, found in three ways.
     slopes = [row["slope_in_h"] for row in rows.values()]
     np.testing.assert_allclose(slopes, slopes[0], rtol=2e-2)
-
-
-def rows_of_benchmark(name, monkeypatch, tmp_path, *arguments):
-    file = tmp_path / "table.json"
-    monkeypatch.setattr("sys.argv", [name, "--smoke", f"--json={file}", *arguments])
-    runpy.run_path(str(EXAMPLES / "benchmarks" / name), run_name="__main__")
-    return json.loads(file.read_text())["rows"]
 
 
 def test_the_benchmark_of_the_choice_runs(monkeypatch, tmp_path):

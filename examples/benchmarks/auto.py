@@ -9,12 +9,12 @@ The worst ratio is printed last; the promise is 1.1.
 """
 
 import argparse
-import json
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from yardstick import write_rows
 
 import yggdrax as yg
 
@@ -89,9 +89,7 @@ def main() -> None:
     rows = [row for n in args.sizes for d in args.dimensions for row in measure(n, d, args.seconds)]
     worst = max(rows, key=lambda row: row["ratio"])
     print(f"worst ratio {worst['ratio']:.3f}: {worst}")
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"jax": jax.__version__, "rows": rows}, file, indent=1)
+    write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

@@ -12,12 +12,12 @@ differ at both ends.
 """
 
 import argparse
-import json
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from yardstick import write_rows
 
 import yggdrax as yg
 from yggdrax.kernels import IMQ, RBF
@@ -93,9 +93,7 @@ def main() -> None:
     args = parser.parse_args()
     n, steps = (300, 2) if args.smoke else (2000, 50)
     rows = [measure(*engine, n, steps) for engine in engines()]
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"jax": jax.__version__, "rows": rows}, file, indent=1)
+    write_rows(args.json, rows)
 
 
 if __name__ == "__main__":

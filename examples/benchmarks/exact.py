@@ -9,57 +9,15 @@ to attraction and repulsion, ``phi`` relative to phi itself, which nearly cancel
 """
 
 import argparse
-import functools
-import json
 import platform
 import time
 
 import jax
-import jax.numpy as jnp
-import numpy as np
+from yardstick import contraction, errors, write_rows
 
 import yggdrax as yg
 
 SIZES = ((3, 1000), (3, 10_000), (3, 32_768), (10, 10_000), (3, 100_000), (10, 100_000))
-
-
-@functools.partial(jax.jit, static_argnames=("rows", "columns"))
-def contraction(x, s, h, rows, columns):
-    """Phi (N, d) by tiles of rows x columns, distances from dot products."""
-    n, d = x.shape
-    counts = -(-n // rows), -(-n // columns)
-    weights = jnp.concatenate([s - x / h**2, jnp.ones((n, 1), x.dtype)], axis=1)
-
-    def tiles(v, size, count):
-        return jnp.pad(v, ((0, size * count - n), (0, 0))).reshape(count, size, v.shape[1])
-
-    sources = tiles(x, columns, counts[1]), tiles(weights, columns, counts[1])
-
-    def one_row(t):
-        def add(total, source):
-            y, w = source
-            u = jnp.sum(t * t, 1)[:, None] + jnp.sum(y * y, 1)[None] - 2 * t @ y.T
-            return total + jnp.exp(-jnp.maximum(u, 0) / (2 * h * h)) @ w, None
-
-        total, _ = jax.lax.scan(add, jnp.zeros((rows, d + 1), x.dtype), sources)
-        return total[:, :d] + t * total[:, d:] / h**2
-
-    return jax.lax.map(one_row, tiles(x, rows, counts[0])).reshape(-1, d)[:n] / n
-
-
-def errors(phi, x, s, h):
-    """Both relative errors at 200 particles, against a loop in float64."""
-    rows = np.random.default_rng(0).choice(len(x), min(200, len(x)), replace=False)
-    x, s = np.asarray(x, np.float64), np.asarray(s, np.float64)
-    parts = []
-    for i in rows:
-        difference = x[i] - x
-        k = np.exp(-(difference**2).sum(1) / (2 * h * h))
-        parts.append((k @ s / len(x), k @ difference / h**2 / len(x)))
-    attraction, repulsion = (np.array(v) for v in zip(*parts, strict=True))
-    wrong = np.linalg.norm(np.asarray(phi, np.float64)[rows] - attraction - repulsion)
-    gross = np.sqrt((attraction**2).sum() + (repulsion**2).sum())
-    return wrong / gross, wrong / np.linalg.norm(attraction + repulsion)
 
 
 def measure(d, n, repeats):
@@ -113,9 +71,7 @@ def main() -> None:
     table = []
     for d, n in ((3, 500),) if args.smoke else SIZES:
         table += measure(d, n, 1 if args.smoke else 3 if n > 50_000 else 9)
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"jax": jax.__version__, "rows": table}, file, indent=1)
+    write_rows(args.json, table)
 
 
 if __name__ == "__main__":

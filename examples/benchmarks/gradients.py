@@ -14,9 +14,9 @@ import argparse
 import json
 import platform
 import resource
-import subprocess
-import sys
 import time
+
+from yardstick import contraction, row_of_own_process, write_rows
 
 METHODS = {
     "exact": ("exact", "adjoint"),
@@ -56,32 +56,6 @@ def method(name):
         return transforms, 1.0
     engine = yg.Tree(accumulate=kind, exact_above=1.0)
     return lambda x, s, h: engine.stein(x, s, h, IMQ()).phi, 0.25
-
-
-def contraction(x, s, h, rows=512, columns=1024):
-    """Phi (N, d) by tiles, as one would write it; reverse mode keeps every tile."""
-    import jax
-    import jax.numpy as jnp
-
-    n, d = x.shape
-    counts = -(-n // rows), -(-n // columns)
-    weights = jnp.concatenate([s - x / h**2, jnp.ones((n, 1), x.dtype)], axis=1)
-
-    def tiles(v, size, count):
-        return jnp.pad(v, ((0, size * count - n), (0, 0))).reshape(count, size, v.shape[1])
-
-    sources = tiles(x, columns, counts[1]), tiles(weights, columns, counts[1])
-
-    def one_row(t):
-        def add(total, source):
-            y, w = source
-            u = jnp.sum(t * t, 1)[:, None] + jnp.sum(y * y, 1)[None] - 2 * t @ y.T
-            return total + jnp.exp(-jnp.maximum(u, 0) / (2 * h * h)) @ w, None
-
-        total, _ = jax.lax.scan(add, jnp.zeros((rows, d + 1), x.dtype), sources)
-        return total[:, :d] + t * total[:, d:] / h**2
-
-    return jax.lax.map(one_row, tiles(x, rows, counts[0])).reshape(-1, d)[:n] / n
 
 
 def measure(name: str, n: int, dtype: str, repeats: int) -> dict:
@@ -151,15 +125,12 @@ def main() -> None:
                 if name == "exact plain" and n > MOST_PLAIN:
                     print(f"{name:14s} {n:9d} {dtype:8s} left out: it keeps all tiles, N^2 numbers")
                     continue
-                command = [sys.executable, __file__, "--row", name, str(n), dtype]
-                done = subprocess.run(
-                    [*command, f"--repeats={args.repeats}"], capture_output=True, text=True
+                row, problem = row_of_own_process(
+                    __file__, name, str(n), dtype, f"--repeats={args.repeats}"
                 )
-                if done.returncode:
-                    last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-                    print(f"{name:14s} {n:9d} {dtype:8s} did not finish: {last[:100]}")
+                if row is None:
+                    print(f"{name:14s} {n:9d} {dtype:8s} did not finish: {problem[:100]}")
                     continue
-                row = json.loads(done.stdout.splitlines()[-1])
                 table.append(row)
                 print(
                     f"{name:14s} {n:9d} {dtype:8s} {row['forward_seconds']:9.4f} "
@@ -167,9 +138,7 @@ def main() -> None:
                     f"{row['slope_in_h']:12.5f}",
                     flush=True,
                 )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"jax": jax.__version__, "rows": table}, file, indent=1)
+    write_rows(args.json, table)
 
 
 if __name__ == "__main__":

@@ -17,17 +17,13 @@ more than ``--most-pairs`` pairs, is left out, and said.
 import argparse
 import importlib.util
 import json
-import pathlib
 import platform
 import resource
-import runpy
-import subprocess
-import sys
 import time
 
 import numpy as np
+from yardstick import contraction, errors, row_of_own_process, write_rows
 
-HERE = pathlib.Path(__file__).parent
 OURS = ("auto", "exact", "fourier", "tree")
 LIBRARIES = {"blackjax": "blackjax", "numpyro": "numpyro", "keops": "pykeops", "finufft": "finufft"}
 METHODS = (*OURS, "tiles", "rows", *LIBRARIES)
@@ -59,7 +55,6 @@ def step_of(name: str, x, s, h: float, at_median: bool):
         update, state = jax.jit(tx.update), tx.init(x)
         return lambda: -jax.block_until_ready(update(-s, state, x))[0]
     if name in ("tiles", "rows"):
-        contraction = runpy.run_path(str(HERE / "exact.py"))["contraction"]
         columns = 1024 if name == "tiles" else len(x)
         return lambda: jax.block_until_ready(contraction(x, s, h, 512, columns))
     return {"blackjax": _blackjax, "numpyro": _numpyro, "keops": _keops, "finufft": _finufft}[name](
@@ -147,21 +142,6 @@ def _finufft(x, s, h):
     return step
 
 
-def errors(phi, x, s, h):
-    """Both relative errors at 200 particles, against a loop in float64."""
-    rows = np.random.default_rng(0).choice(len(x), min(200, len(x)), replace=False)
-    x, s = np.asarray(x, np.float64), np.asarray(s, np.float64)
-    parts = []
-    for i in rows:
-        difference = x[i] - x
-        k = np.exp(-(difference**2).sum(1) / (2 * h * h))
-        parts.append((k @ s / len(x), k @ difference / h**2 / len(x)))
-    attraction, repulsion = (np.array(v) for v in zip(*parts, strict=True))
-    wrong = np.linalg.norm(np.asarray(phi, np.float64)[rows] - attraction - repulsion)
-    gross = np.sqrt((attraction**2).sum() + (repulsion**2).sum())
-    return wrong / gross, wrong / np.linalg.norm(attraction + repulsion)
-
-
 def measure(task: dict) -> dict:
     """One row of the table, in this process."""
     import jax
@@ -184,7 +164,7 @@ def measure(task: dict) -> dict:
     peak = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - base) / 1e3
     row = task | {"h": h, "seconds": min(times), "first_seconds": first, "peak_MB": peak}
     if phi is not None:
-        row["error_norm"], row["error_phi"] = (float(e) for e in errors(phi, x, s, h))
+        row["error_norm"], row["error_phi"] = errors(phi, x, s, h)
     return row
 
 
@@ -269,13 +249,12 @@ def main() -> None:
                 print(f"{name:9s} d={task['d']} N={task['N']}: left out, {reason}")
             said.add((name, reason, task["d"]))
             continue
-        command = [sys.executable, __file__, "--row", json.dumps(task)]
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-            print(f"{name:9s} d={task['d']} N={task['N']}: did not finish: {last[:90]}", flush=True)
+        row, problem = row_of_own_process(__file__, json.dumps(task))
+        if row is None:
+            print(
+                f"{name:9s} d={task['d']} N={task['N']}: did not finish: {problem[:90]}", flush=True
+            )
             continue
-        row = json.loads(done.stdout.splitlines()[-1])
         rows.append(row)
         error = "error        -" if "error_norm" not in row else f"error {row['error_norm']:.1e}"
         relative = "" if "error_phi" not in row else f" ({row['error_phi']:.1e} of phi)"
@@ -285,9 +264,7 @@ def main() -> None:
             f"{row['peak_MB']:8.1f} MB {error}{relative}",
             flush=True,
         )
-    if args.json:
-        with open(args.json, "w") as file:
-            json.dump({"jax": jax.__version__, "rows": rows}, file, indent=1)
+    write_rows(args.json, rows)
     if args.plot:
         plot(rows, args.plot)
 

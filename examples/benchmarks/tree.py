@@ -17,6 +17,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from yardstick import errors
 
 import yggdrax as yg
 from yggdrax.geometry.layout import Layout
@@ -48,22 +49,6 @@ CASES = {
     "rbf, clusters, h/4, d = 5": (clustered, 5, "rbf", quarter_median, {"rtol": 1e-2}),
     "rbf, normal, median": (normal, 3, "rbf", lambda x: 4 * quarter_median(x), {"rtol": 1e-3}),
 }
-
-
-def errors(phi, x, s, h, kernel, count=200):
-    """Both relative errors, in the norm and of phi, against a loop in float64."""
-    rows = np.random.default_rng(0).choice(len(x), min(count, len(x)), replace=False)
-    x, s = np.asarray(x, np.float64), np.asarray(s, np.float64)
-    parts = []
-    for i in rows:
-        difference = x[i] - x
-        u = (difference**2).sum(1) / h**2
-        k0, k1 = (np.exp(-u / 2),) * 2 if kernel == "rbf" else ((1 + u) ** -0.5, (1 + u) ** -1.5)
-        parts.append((k0 @ s / len(x), k1 @ difference / h**2 / len(x)))
-    attraction, repulsion = (np.array(v) for v in zip(*parts, strict=True))
-    wrong = np.linalg.norm(np.asarray(phi, np.float64)[rows] - attraction - repulsion)
-    gross = np.sqrt((attraction**2).sum() + (repulsion**2).sum())
-    return float(wrong / gross), float(wrong / np.linalg.norm(attraction + repulsion))
 
 
 def fastest(f, arguments, repeats):

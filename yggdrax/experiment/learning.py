@@ -19,6 +19,7 @@ from yggdrax.diagnostics import ksd_squared, mmd_squared
 from yggdrax.experiment.config import ConfigError, ExperimentConfig, ProblemConfig, require_positive
 from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.experiment.steps import Stepper, make_plain_optimizer, spread
+from yggdrax.experiment.toys import Started
 from yggdrax.kernels import MedianRule
 from yggdrax.particles import particle_grads
 from yggdrax.status import Status
@@ -73,19 +74,10 @@ class LearnBandwidthProblem(ProblemConfig):
 
     def build(self, seed: int) -> Problem:
         """The target and its held-out samples, a function of the seed."""
-        target = _Started(np.array(self.variances, np.float32), self.start_scale)
-        return _Learned(self, target, target.sample(jax.random.key(seed), self.held_out))
-
-
-class _Started(Gaussian):
-    """A Gaussian with independent coordinates whose particles start narrower."""
-
-    def __init__(self, variances: np.ndarray, start_scale: float) -> None:
-        super().__init__(np.zeros_like(variances), np.diag(variances))
-        self.start_scale = start_scale
-
-    def init(self, key: Key) -> Array:
-        return self.start_scale * super().init(key)
+        variances = np.array(self.variances, np.float32)
+        gaussian = Gaussian(np.zeros_like(variances), np.diag(variances))
+        target = Started(gaussian, 0.0, self.start_scale)
+        return _Learned(self, target, gaussian.sample(jax.random.key(seed), self.held_out))
 
 
 class _Stepper(Stepper):
@@ -107,7 +99,7 @@ class _Stepper(Stepper):
 
     def _one_step(self, state: RunState, batch: PyTree) -> RunState:
         del batch
-        start = super()._state_zero(state.key).particles
+        start = self._first_particles(state.key)
 
         def loss(learned):
             particles, inner = self.inner_run(learned, start)
@@ -161,11 +153,11 @@ class _Stepper(Stepper):
 class _Learned(Problem):
     """Watches the loss and the widths; reports them beside those of the median rule."""
 
-    target: _Started
+    target: Started
     watch = ("loss", "width_error")
     stepper_type = _Stepper
 
-    def __init__(self, options: LearnBandwidthProblem, target: _Started, held_out: Array) -> None:
+    def __init__(self, options: LearnBandwidthProblem, target: Started, held_out: Array) -> None:
         super().__init__(target, test=held_out)
         self.options = options
 
@@ -229,7 +221,7 @@ class _Learned(Problem):
             return {}
         figure = plots.density(
             state.particles,
-            self.target,
+            self.target.inner,
             initial=initial.particles,
             samples=self.test,
             title=f"after {int(state.step)} outer steps",

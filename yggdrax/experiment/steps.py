@@ -144,10 +144,14 @@ class Stepper:
 
     def _state_zero(self, key: Key) -> RunState:
         target, size = self.problem.target, self.config.num_particles
-        particles = init_particles(jax.random.fold_in(key, _INIT), target, size)
+        particles = self._first_particles(key)
         model_state = init_model_state(jax.random.fold_in(key, _MODEL_STATE), target, size)
         opt_state = self.optimizer.init(particles)
         return RunState(jnp.zeros((), jnp.int32), particles, model_state, opt_state, key)
+
+    def _first_particles(self, key: Key) -> ParticleTree:
+        key = jax.random.fold_in(key, _INIT)
+        return init_particles(key, self.problem.target, self.config.num_particles)
 
     def _many_steps(self, state: RunState, train: PyTree, count) -> RunState:
         size, end = self.config.batch_size, state.step + count

@@ -45,7 +45,7 @@ class _ToyConfig(ProblemConfig):
     def build(self, seed: int) -> Problem:
         """The target; nothing in it is random."""
         del seed
-        return _ToyProblem(_Started(self.target(), self.start_mean, self.start_scale))
+        return _ToyProblem(Started(self.target(), self.start_mean, self.start_scale))
 
 
 @dataclasses.dataclass
@@ -147,7 +147,7 @@ class FunnelProblem(_ToyConfig):
         return Funnel(self.dimension, self.scale)
 
 
-class _Started(ToyTarget):
+class Started(ToyTarget):
     """A toy target whose particles start elsewhere; all else is the target's own."""
 
     def __init__(self, inner: ToyTarget, start_mean: float, start_scale: float) -> None:
@@ -164,7 +164,7 @@ class _Started(ToyTarget):
 class _ToyProblem(Problem):
     """Watches the moments, and compares with exact samples at the end."""
 
-    target: _Started
+    target: Started
     watch = ("mean_error", "variance_ratio")
 
     def evaluate(self, state: RunState, test: PyTree) -> dict[str, Array]:

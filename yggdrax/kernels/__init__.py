@@ -1,6 +1,12 @@
 """What two particles say to each other: radial kernels, their bounds, and bandwidth rules."""
 
-from yggdrax.kernels.bandwidth import BandwidthRule, MedianRule, check_positive, floor_of
+from yggdrax.kernels.bandwidth import (
+    BandwidthRule,
+    MedianRule,
+    as_bandwidth,
+    check_positive,
+    floor_of,
+)
 from yggdrax.kernels.radial import IMQ, RBF, Kernel, Radial, resolve_kernel
 
 __all__ = [
@@ -10,6 +16,7 @@ __all__ = [
     "Kernel",
     "MedianRule",
     "Radial",
+    "as_bandwidth",
     "check_positive",
     "floor_of",
     "resolve_kernel",

@@ -21,7 +21,7 @@ from yggdrax.kernels.distances import (
 )
 from yggdrax.typing import Array, Number
 
-__all__ = ["BandwidthRule", "MedianRule", "check_positive", "floor_of"]
+__all__ = ["BandwidthRule", "MedianRule", "as_bandwidth", "check_positive", "floor_of"]
 
 # All distinct pairs are used up to this N; above, a fixed sample of pairs. In many dimensions one
 # matrix product for all pairs is cheaper than gathering the sample, up to a larger N.
@@ -50,6 +50,16 @@ def check_positive(value: Number, name: str) -> None:
     number = float(value)
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be positive and finite, not {number!r}.")
+
+
+def as_bandwidth(value: Number, dtype) -> Array:
+    """A bandwidth given as a number: checked as far as it is known, and raised to the floor; ().
+
+    Raises:
+      ValueError: if it is known and not positive and finite.
+    """
+    check_positive(value, "bandwidth")
+    return jnp.maximum(jnp.asarray(value, dtype), floor_of(dtype))
 
 
 @dataclasses.dataclass(frozen=True)

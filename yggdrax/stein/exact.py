@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from yggdrax.geometry.ordering import median_order
-from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
+from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
 from yggdrax.kernels.wide import is_wide
 from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
 from yggdrax.stein.engine import Engine, SteinSum, no_status
@@ -139,8 +139,7 @@ def exact_phi(
     """
     layout = layout_of(particles)
     check_like(layout, particles, scores, "scores")
-    check_positive(bandwidth, "bandwidth")
-    h = jnp.maximum(jnp.asarray(bandwidth, layout.dtype), floor_of(layout.dtype))
+    h = as_bandwidth(bandwidth, layout.dtype)
     x, s = (layout.join(layout.matrices(tree)) for tree in (particles, scores))
     phi = Exact(block_size).stein_leaves(x, s, h, resolve_kernel(kernel))
     return layout.tree(layout.split(phi), particles)

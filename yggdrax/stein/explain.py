@@ -5,7 +5,7 @@ import dataclasses
 import jax.numpy as jnp
 import numpy as np
 
-from yggdrax.kernels import RBF, Kernel, MedianRule, check_positive, floor_of, resolve_kernel
+from yggdrax.kernels import RBF, Kernel, MedianRule, as_bandwidth, floor_of, resolve_kernel
 from yggdrax.stein.auto import Auto, Price, share_within_reach
 from yggdrax.stein.choose import resolve_engine
 from yggdrax.stein.engine import Engine
@@ -76,11 +76,9 @@ def explain(
     if isinstance(bandwidth, str | MedianRule):
         if bandwidth not in ("median", MedianRule()):
             raise ValueError(f"unknown bandwidth {bandwidth!r}: pass 'median' or a number.")
-        h = MedianRule().bandwidth(leaves)
+        h = jnp.maximum(MedianRule().bandwidth(leaves), floor_of(layout.dtype))
     else:
-        check_positive(bandwidth, "bandwidth")
-        h = jnp.asarray(bandwidth, layout.dtype)
-    h = jnp.maximum(h, floor_of(layout.dtype))
+        h = as_bandwidth(bandwidth, layout.dtype)
     n, d, asked = layout.num_particles, layout.dimension, resolve_engine(engine)
     (x, *others) = leaves
     if others:

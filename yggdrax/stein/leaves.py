@@ -56,6 +56,10 @@ class ParticleLayout:
             return (jnp.concatenate(list(matrices), axis=1),)
         return tuple(matrix for matrix in matrices if matrix.shape[1])
 
+    def matrix(self, tree: ParticleTree) -> Array:
+        """All leaves side by side, ``(N, d)``, whatever d."""
+        return self.join(self.matrices(tree), always=True)[0]
+
     def split(self, joined: Leaves) -> list[Array]:
         """The inverse of :meth:`join`."""
         if len(joined) == 1:

@@ -67,50 +67,14 @@ def near_field(
     return (segment if accumulate == "segment" else scatter)(layout, lists, table, scale)
 
 
-def _by_segment(kernel, layout, lists, table, scale):
-    d = len(table) // 2
-    group, block = _sizes(layout, 1)
+def _over_near(layout, lists, table, share, add, like, *, upper=False, shared=()):
+    """Adds up ``add((own, rows), ...)`` over the near pairs of every leaf, see :func:`sweep`.
 
-    def add(own, _, entry, real, shared):
-        k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
-        push = k1 * (other[-1] * scale)
-        parts = [jnp.sum(k0 * other[d + c] + push * difference[c], 1) for c in range(d)]
-        return jnp.stack(parts), shared
-
-    out, _ = sweep(
-        lists.near,
-        lists.near_start,
-        lists.near_count,
-        group=group,
-        block=block,
-        own=lambda rows: _targets(table[:, rows]),
-        fetch=_nothing,
-        add=add,
-        like=_targets(table[:d])[:, 0],
-        axis=-2,
-    )
-    return out[..., : layout.leaf]
-
-
-def _by_scatter(kernel, layout, lists, table, scale):
-    d = len(table) // 2
-    group, block = _sizes(layout, 2)
-    start, count = _upper_half(lists)
-
-    def add(data, _, entry, real, shared):
-        own, rows = data
-        k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
-        push = k1 * scale
-        here = [jnp.sum(k0 * other[d + c] + push * other[-1] * difference[c], 1) for c in range(d)]
-        mine = own[:, :, None]
-        there = [jnp.sum(k0 * mine[d + c] - push * mine[-1] * difference[c], 2) for c in range(d)]
-        there = jnp.stack(there).reshape(d, len(rows), block, -1)
-        # A leaf paired with itself has been added once; nothing is added for lists that ended.
-        twice = real & (entry != rows)
-        place = jnp.where(twice, entry, layout.leaves).T
-        return jnp.stack(here), shared.at[:, place].add(there, mode="drop")
-
-    out, other = sweep(
+    ``share`` is how many like it would fit into a step: more channels, fewer pairs at a time.
+    """
+    group, block = _sizes(layout, share)
+    start, count = _upper_half(lists) if upper else (lists.near_start, lists.near_count)
+    return sweep(
         lists.near,
         start,
         count,
@@ -119,10 +83,45 @@ def _by_scatter(kernel, layout, lists, table, scale):
         own=lambda rows: (_targets(table[:, rows]), rows),
         fetch=_nothing,
         add=add,
-        like=_targets(table[:d])[:, 0],
+        like=like,
         axis=-2,
-        shared=jnp.zeros((d, layout.leaves, layout.leaf), table.dtype),
+        shared=shared,
     )
+
+
+def _by_segment(kernel, layout, lists, table, scale):
+    d = len(table) // 2
+
+    def add(data, _, entry, real, shared):
+        own, _ = data
+        k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
+        push = k1 * (other[-1] * scale)
+        parts = [jnp.sum(k0 * other[d + c] + push * difference[c], 1) for c in range(d)]
+        return jnp.stack(parts), shared
+
+    out, _ = _over_near(layout, lists, table, 1, add, _targets(table[:d])[:, 0])
+    return out[..., : layout.leaf]
+
+
+def _by_scatter(kernel, layout, lists, table, scale):
+    d = len(table) // 2
+
+    def add(data, _, entry, real, shared):
+        own, rows = data
+        k0, k1, difference, other = _tile(kernel, own, _gather(table, entry, real), scale)
+        push = k1 * scale
+        here = [jnp.sum(k0 * other[d + c] + push * other[-1] * difference[c], 1) for c in range(d)]
+        mine = own[:, :, None]
+        there = [jnp.sum(k0 * mine[d + c] - push * mine[-1] * difference[c], 2) for c in range(d)]
+        there = jnp.stack(there).reshape(d, len(rows), len(entry), -1)
+        # A leaf paired with itself has been added once; nothing is added for lists that ended.
+        twice = real & (entry != rows)
+        place = jnp.where(twice, entry, layout.leaves).T
+        return jnp.stack(here), shared.at[:, place].add(there, mode="drop")
+
+    zero = jnp.zeros((d, layout.leaves, layout.leaf), table.dtype)
+    like = _targets(table[:d])[:, 0]
+    out, other = _over_near(layout, lists, table, 2, add, like, upper=True, shared=zero)
     return out[..., : layout.leaf] + other
 
 
@@ -198,12 +197,11 @@ def _near_backward(kernel, accumulate, kept, cotangent):
     del accumulate
     layout, lists, x, s, scale = kept
     d = len(x)
-    group, block = _sizes(layout, 2)
     weights = _weights(layout, x.dtype)
     table = jnp.concatenate([x, s, cotangent * weights, weights])
 
-    def add(own, _, entry, real, shared):
-        other, own = _gather(table, entry, real)[..., None], own[:, :, None]
+    def add(data, _, entry, real, shared):
+        other, own = _gather(table, entry, real)[..., None], data[0][:, :, None]
         difference = [(own[c] - other[c]) * scale for c in range(d)]
         u = sum(q * q for q in difference)
         k0, k1, k2 = (kernel.kappa(m, u) * other[-1] for m in range(3))
@@ -220,18 +218,7 @@ def _near_backward(kernel, accumulate, kept, cotangent):
         return (dx, ds, dscale), shared
 
     row = _targets(table[:d])[:, 0]
-    (dx, ds, dscale), _ = sweep(
-        lists.near,
-        lists.near_start,
-        lists.near_count,
-        group=group,
-        block=block,
-        own=lambda rows: _targets(table[:, rows]),
-        fetch=_nothing,
-        add=add,
-        like=(row, row, row[0]),
-        axis=-2,
-    )
+    (dx, ds, dscale), _ = _over_near(layout, lists, table, 2, add, (row, row, row[0]))
     dx, ds, dscale = (v[..., : layout.leaf] for v in (dx, ds, dscale))
     total = jnp.sum(jnp.where(layout.filled(), dscale, 0)) / scale
     return None, None, dx * scale * weights, ds * weights, total

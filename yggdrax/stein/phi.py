@@ -2,14 +2,12 @@
 
 import dataclasses
 
-import jax.numpy as jnp
-
-from yggdrax.kernels import RBF, Kernel, check_positive, floor_of, resolve_kernel
-from yggdrax.stein.leaves import ParticleLayout, check_like, layout_of
+from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
+from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Topology, evaluate
 from yggdrax.stein.tree import Tree
-from yggdrax.typing import Array, Number, ParticleTree
+from yggdrax.typing import Number, ParticleTree
 
 __all__ = ["build_svgd_topology", "svgd_phi", "svgd_phi_from_topology"]
 
@@ -79,8 +77,8 @@ def build_svgd_topology(
         far_capacity=far_capacity,
         exact_above=exact_above,
     )
-    h = _bandwidth(layout, 1.0 if bandwidth is None else bandwidth)
-    x = _matrix(layout, particles)
+    h = as_bandwidth(1.0 if bandwidth is None else bandwidth, layout.dtype)
+    x = layout.matrix(particles)
     return engine.topology(x, h, resolve_kernel(kernel), reuse=float(reuse))
 
 
@@ -134,6 +132,7 @@ def svgd_phi_from_topology(
       TypeError: for integer leaves.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> x = jnp.array([[0.0], [1.0], [3.0]])
       >>> topology = build_svgd_topology(x, 1.0, leaf_size=1)
       >>> [f"{v:.5f}" for v in svgd_phi_from_topology(x, -x, 1.0, topology)[:, 0]]
@@ -142,8 +141,8 @@ def svgd_phi_from_topology(
     layout = layout_of(particles)
     check_like(layout, particles, scores, "scores")
     check_strategy(accumulate)
-    h = _bandwidth(layout, bandwidth)
-    x, s = _matrix(layout, particles), _matrix(layout, scores)
+    h = as_bandwidth(bandwidth, layout.dtype)
+    x, s = layout.matrix(particles), layout.matrix(scores)
     if x.shape != topology.x.shape or x.dtype != topology.x.dtype:
         raise ValueError(
             f"the topology was built for particles {topology.x.shape} {topology.x.dtype}, but "
@@ -179,18 +178,10 @@ def svgd_phi(
       ValueError, TypeError: as the two functions that it is made of.
 
     Example:
+      >>> import jax.numpy as jnp
       >>> x = jnp.array([[0.0], [1.0], [3.0]])
       >>> [f"{v:.5f}" for v in svgd_phi(x, 0 * x, 1.0)[:, 0]]
       ['-0.21329', '0.11195', '0.10133']
     """
     topology = build_svgd_topology(particles, bandwidth, **options)
     return svgd_phi_from_topology(particles, scores, bandwidth, topology, accumulate=accumulate)
-
-
-def _bandwidth(layout: ParticleLayout, bandwidth: Number) -> Array:
-    check_positive(bandwidth, "bandwidth")
-    return jnp.maximum(jnp.asarray(bandwidth, layout.dtype), floor_of(layout.dtype))
-
-
-def _matrix(layout: ParticleLayout, tree: ParticleTree) -> Array:
-    return layout.join(layout.matrices(tree), always=True)[0]

@@ -110,8 +110,7 @@ class Topology:
           particles: like those that it was built for.
           bandwidth: None for the bandwidth that it was built for.
         """
-        layout = layout_of(particles)
-        x = layout.join(layout.matrices(particles), always=True)[0]
+        x = layout_of(particles).matrix(particles)
         h = self.h if bandwidth is None else jnp.asarray(bandwidth, self.h.dtype)
         return self.refreshed(x, h)
 
