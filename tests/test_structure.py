@@ -3,6 +3,7 @@
 import ast
 import doctest
 import importlib
+import importlib.metadata
 import json
 import pathlib
 import pkgutil
@@ -138,3 +139,11 @@ def test_a_reduced_matrix_product_is_right_above_16384_rows():
     m = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
     value = jax.jit(jax.vmap(lambda row: jnp.sum((m @ row) ** 2)))(x)
     np.testing.assert_allclose(value, ((x @ m.T) ** 2).sum(1), rtol=1e-4)
+
+
+def test_benchmark_names_hide_no_installed_module():
+    # A script's folder comes first on sys.path: a file named like a dependency would hide it.
+    taken = {*importlib.metadata.packages_distributions(), *sys.stdlib_module_names}
+    names = {path.stem for path in (ROOT.parent / "examples" / "benchmarks").glob("*.py")}
+    assert names
+    assert not names & taken

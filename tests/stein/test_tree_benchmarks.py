@@ -20,6 +20,6 @@ def test_the_benchmark_of_the_near_field_runs(monkeypatch, tmp_path):
 
 
 def test_the_benchmark_of_building_runs(monkeypatch, tmp_path):
-    rows = _rows(monkeypatch, tmp_path / "table.json", "tree.py", "--only", "build")["build"]
+    rows = _rows(monkeypatch, tmp_path / "table.json", "whole_steps.py", "--only", "build")["build"]
     assert [row["ordering"] for row in rows] == ["morton", "median"]
     assert all(row["argsorts"] > 0 for row in rows)

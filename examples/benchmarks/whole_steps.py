@@ -1,6 +1,6 @@
 """The tree beside the exact sum: whole jitted steps of svgd, accuracy curves, cost of building.
 
-    python examples/benchmarks/tree.py [--smoke] [--json FILE] [--plot FILE] [--only steps ...]
+    python examples/benchmarks/whole_steps.py [--smoke] [--json FILE] [--plot FILE] [--only PART]
 
 ``steps`` times ``jit(tx.update)``, the tree rebuilt inside, beside the same step by the exact
 engine; at N = 1,000,000 the exact time is that at 100,000 times 100. ``curves`` gives the error
