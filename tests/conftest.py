@@ -14,6 +14,13 @@ if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
     os.environ["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0.3"
     atexit.register(shutil.rmtree, _cache, ignore_errors=True)
 
+# Most of a compilation is the optimisation of its code, which the short runs of the tests do not
+# earn back. tests/test_optimised.py repeats the tests of accuracy as a user's program is compiled.
+if "XLA_FLAGS" not in os.environ:
+    os.environ["XLA_FLAGS"] = (
+        "--xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
+    )
+
 import jax
 import pytest
 
@@ -23,3 +30,10 @@ def x64():
     """Runs one test with 64-bit types; the global setting is restored afterwards."""
     with jax.enable_x64(True):
         yield
+
+
+@pytest.fixture
+def optimised():
+    """For a test that runs longer than it compiles: left to ``tests/test_optimised.py``."""
+    if "optimization_level=0" in os.environ["XLA_FLAGS"]:
+        pytest.skip("runs in tests/test_optimised.py, compiled as users compile it")

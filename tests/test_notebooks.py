@@ -13,7 +13,9 @@ NOTEBOOKS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 # The kernel's own machinery warns about event loops and paths, which is not ours to mend.
 @pytest.mark.filterwarnings("default")
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_notebook(path):
+def test_notebook(path, monkeypatch):
+    # Its kernel runs longer than it compiles: optimised, as for a user.
+    monkeypatch.setenv("XLA_FLAGS", "")
     notebook = nbformat.read(path, as_version=4)
     client = nbclient.NotebookClient(
         notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": str(ROOT)}}

@@ -135,6 +135,7 @@ def test_examples_in_docstrings(name):
 
 def test_a_reduced_matrix_product_is_right_above_16384_rows():
     # jaxlib 0.10.2 computes this wrongly on CPUs, which is why pyproject.toml excludes it.
+    # tests/test_optimised.py repeats this as users compile it.
     x = np.random.default_rng(0).normal(size=(20_000, 8)).astype(np.float32)
     m = np.random.default_rng(1).normal(size=(8, 8)).astype(np.float32)
     value = jax.jit(jax.vmap(lambda row: jnp.sum((m @ row) ** 2)))(x)

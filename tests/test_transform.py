@@ -184,7 +184,7 @@ def test_moments_of_a_normal_target():
     yg.check(run.opt_state)
 
 
-def test_a_mixture_is_found_from_far_away():
+def test_a_mixture_is_found_from_far_away(optimised):
     target = yg.LogDensity(
         lambda x: jnp.logaddexp(
             jnp.log(1 / 3) - (x[0] + 2) ** 2 / 2, jnp.log(2 / 3) - (x[0] - 2) ** 2 / 2
@@ -205,7 +205,7 @@ def test_a_mixture_is_found_from_far_away():
     assert (x > 0).mean() == pytest.approx(0.659, abs=0.02)
 
 
-def test_a_skewed_target_tells_the_sign_of_the_score():
+def test_a_skewed_target_tells_the_sign_of_the_score(optimised):
     # sigma ~ Exp(1), u = log sigma: mean -0.5772, variance 1.6449 and a long left tail.
     target = yg.LogDensity(
         lambda u: (u - jnp.exp(u))[0], init=lambda key: jax.random.normal(key, (1,))

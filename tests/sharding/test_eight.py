@@ -31,7 +31,7 @@ def results(tmp_path_factory):
 def ask_eight():
     flags = "--xla_force_host_platform_device_count=8"
     # What is compiled once is run once: the compiler need not try hard.
-    flags += " --xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
+    flags += " --xla_backend_optimization_level=0 --xla_cpu_use_fusion_emitters=false"
     environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
     done = subprocess.run(
         [sys.executable, "-W", "error", str(HERE / "eight.py")],

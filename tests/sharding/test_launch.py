@@ -1,11 +1,14 @@
 """Where the number of processes comes from, and checksums that parts add up to."""
 
+import json
+
+import jax
 import numpy as np
 import pytest
 
 from yggdrax.checkpoint.together import checksum
 from yggdrax.experiment import ConfigError, ExperimentConfig, GaussianProblem
-from yggdrax.experiment.launch import Launch, launch_of, take_flags
+from yggdrax.experiment.launch import Launch, agree_on, launch_of, take_flags
 from yggdrax.experiment.places import Places
 from yggdrax.processes import Group, ProcessLost
 
@@ -63,6 +66,22 @@ def test_a_mesh_of_the_configuration():
     places = Places(ExperimentConfig(GaussianProblem(), mesh="automatic").freeze())
     assert places.mesh is not None and places.mesh.axis_names == ("particles",)
     assert Places(ExperimentConfig(GaussianProblem()).freeze()).mesh is None
+
+
+@pytest.mark.parametrize("name", ["version of jax", "version of yggdrax", "enable_x64"])
+def test_a_host_with_another_version_or_option_is_refused(monkeypatch, name):
+    # What two hosts say is exchanged as JSON; here the second one says all but one thing alike.
+    def gather(self, value):
+        other = json.loads(json.dumps(value))
+        assert name in other["settings"]
+        other |= {"host": "node7", "settings": other["settings"] | {name: "0.0.1"}}
+        return [json.loads(json.dumps(value)), other]
+
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(Group, "gather", gather)
+    message = f"process 1 of 2 .on node7. has another version than process 0 .*{name}.*0.0.1"
+    with pytest.raises(ConfigError, match=message):
+        agree_on(ExperimentConfig(GaussianProblem()).freeze())
 
 
 def test_one_process_talks_to_itself():

@@ -135,9 +135,9 @@ def test_equal_particles_get_bit_equal_updates():
 
 
 def test_underflowing_kernel_leaves_the_score():
-    x = jax.random.normal(jax.random.key(0), (2048, 1000))
+    x = jax.random.normal(jax.random.key(0), (512, 1000))
     value = jax.jit(exact_phi)(x, -x, 0.1)
-    np.testing.assert_allclose(value, -x / 2048, rtol=1e-5)
+    np.testing.assert_allclose(value, -x / 512, rtol=1e-5)
 
 
 def test_permuting_the_input_permutes_the_output(x64):
@@ -230,12 +230,13 @@ def test_memory_is_bounded_at_a_hundred_thousand_particles():
         assert compiled.memory_analysis().temp_size_in_bytes < 100e6
 
 
-def test_vmap_equals_the_loop_and_keeps_one_branch():
+def test_vmap_equals_the_loop_and_keeps_one_branch(x64):
+    # One member of the batch needs differences, so all use them: another rounding than in the loop.
     x = jax.random.normal(jax.random.key(0), (3, 40, 2))
     h = jnp.array([0.5, 0.01, 5.0])
     batched = jax.vmap(lambda x, h: exact_phi(x, -x, h))
     loop = jnp.stack([exact_phi(a, -a, b) for a, b in zip(x, h, strict=True)])
-    np.testing.assert_allclose(batched(x, h), loop, rtol=2e-5, atol=1e-7)
+    np.testing.assert_allclose(batched(x, h), loop, rtol=1e-11, atol=1e-15)
     assert bool((jnp.abs(batched(x, h)).max((1, 2)) > 0).all())
     # A batched predicate would turn the branch between the two forms into a select of both.
     assert " cond[" in str(jax.make_jaxpr(batched)(x, h))

@@ -22,6 +22,7 @@ from yggdrax.sharding import (
     over_shards,
     pass_round,
     shard_count,
+    smallest,
     total,
 )
 from yggdrax.typing import Array
@@ -79,8 +80,11 @@ def _centred(leaves: Leaves, axes: Axes) -> tuple[Leaves, Leaves]:
     """The particles twice; from their mean where distances come from a matrix product."""
     if _dimension(leaves) <= FEW_DIMENSIONS:
         return leaves, leaves
+    # First from a place among them: a mean from afar is rounded coarsely, and the compiler may
+    # compute it more than once.
+    local = [leaf - smallest(leaf[0], axes) for leaf in leaves]
     count = shard_count(axes)
-    centred = tuple(leaf - total(jnp.mean(leaf, axis=0), axes) / count for leaf in leaves)
+    centred = tuple(leaf - total(jnp.mean(leaf, axis=0), axes) / count for leaf in local)
     return centred, centred
 
 

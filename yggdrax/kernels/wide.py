@@ -39,6 +39,7 @@ def slices(size: int) -> tuple[int, int]:
 def centred_slice(leaf: Array, start: Array, width: int) -> Array:
     """Columns from ``start`` on, from their means, ``(N, width)``."""
     part = jax.lax.dynamic_slice_in_dim(leaf, start, width, axis=1)
+    part = part - part[0]  # a mean from afar is rounded coarsely
     return part - jnp.mean(part, axis=0)
 
 

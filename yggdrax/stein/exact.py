@@ -243,12 +243,28 @@ def _untiled(plan: _Plan, layout: _Layout, tiled: Leaves) -> Leaves:
     return tuple(leaf[inverse] for leaf in flat)
 
 
-def _centre(leaves: Leaves) -> Leaves:
-    return tuple(jnp.mean(leaf, axis=0) for leaf in leaves)
+class _Centre(NamedTuple):
+    """The middle of a tile as the first of its particles and the mean of the others from there.
+
+    A mean that is computed twice may be summed in two orders. From the origin the two then differ
+    by the rounding of the coordinates, and targets and sources are shifted by different numbers;
+    from a particle of the tile they differ by the rounding of the tile's radius.
+    """
+
+    first: Leaves
+    mean: Leaves
 
 
-def _scaled(leaves: Leaves, centre: Leaves, inverse_h: Array) -> Leaves:
-    return tuple((leaf - c) * inverse_h for leaf, c in zip(leaves, centre, strict=True))
+def _centre(leaves: Leaves) -> _Centre:
+    first = tuple(leaf[0] for leaf in leaves)
+    return _Centre(
+        first, tuple(jnp.mean(a - b, axis=0) for a, b in zip(leaves, first, strict=True))
+    )
+
+
+def _scaled(leaves: Leaves, centre: _Centre, inverse_h: Array) -> Leaves:
+    parts = zip(leaves, *centre, strict=True)
+    return tuple(((leaf - first) - mean) * inverse_h for leaf, first, mean in parts)
 
 
 def _sum_over_sources(plan, kernel, h, targets, sources, start, contribution):
