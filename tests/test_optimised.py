@@ -1,4 +1,4 @@
-"""The tests of accuracy, and some long runs, compiled with the optimisations that others leave out."""
+"""Tests of accuracy, and some long runs, compiled with what most tests leave out."""
 
 import os
 import pathlib
