@@ -32,7 +32,7 @@ def main() -> None:
     start = 0.5 * jax.random.normal(jax.random.key(0), (args.num_particles, args.dimension))
     held_out = target.sample(jax.random.key(1), 2000)
 
-    def run(bandwidth, scale=None):
+    def run(bandwidth="median", scale=None):
         tx = optax.chain(yg.svgd(bandwidth, scale=scale), optax.adam(0.3))
         return yg.unrolled(target, tx, start, INNER_STEPS).particles
 
@@ -52,10 +52,12 @@ def main() -> None:
 
     first = yg.MedianRule().bandwidth((start,))
     show("median rule of the start", jax.jit(run)(first))
-    show("median rule at each step", jax.jit(lambda: run("median"))())
+    show("median rule at each step", jax.jit(run)())
 
-    scales = jnp.zeros(args.dimension)
-    for learned in ({"bandwidth": jnp.log(first)}, {"bandwidth": jnp.log(first), "scale": scales}):
+    scale = {"scale": jnp.zeros(args.dimension)}
+    bandwidth = {"bandwidth": jnp.log(first)}
+    # The last one learns the scales in which the median rule is applied, at each step.
+    for learned in (bandwidth, bandwidth | scale, scale):
         optimizer = optax.adam(0.05)
         state = optimizer.init(learned)
         slope = jax.jit(jax.grad(loss))

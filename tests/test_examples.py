@@ -67,6 +67,7 @@ def test_learning_a_bandwidth(capsys, monkeypatch):
     fixed, learned = found["median rule of the start"], found["learned bandwidth"]
     assert learned[0] < fixed[0] / 2
     assert found["learned bandwidth and scale"][0] < fixed[0] / 2
+    assert found["learned scale"][0] < fixed[0] / 2
     # The median rule of the start leaves the wide axis too narrow.
     assert abs(learned[2] - 3) < abs(fixed[2] - 3)
 

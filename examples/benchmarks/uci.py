@@ -16,9 +16,10 @@ their model, because a posterior must not depend on when one stops:
   best (ten folds, two members a fold, training rows only). SVGD with few particles in hundreds of
   dimensions is narrower than the posterior, so residuals at the particles are too small, and a
   precision sampled along with the weights would be too high.
-* The step size falls as (1 + t / 300)^(-3/2): fast enough that the way left after the usual number
-  of steps is short, and that the noise of the minibatches dies away. It does not know the number of
-  steps, so a longer run begins with the shorter one. (With 1 / t the fit went on improving slowly.)
+* The step size falls as (1 + t / 450)^(-2): of all the way it can go, 15 % is left after the usual
+  number of steps and 2 % after ten times as many, and the noise of the minibatches dies away. It
+  does not know the number of steps, so a longer run begins with the shorter one. (With 1 / t the
+  fit went on improving; with t^(-3/2) a third of the way was left, and energy's RMSE fell by 6 %.)
 * The run starts from the pilot networks. Its bandwidth is 0.7 times the median rule's: members in
   different modes then mix their gradients less.
 
@@ -55,7 +56,7 @@ from yggdrax.transform import svgd
 
 NUM_PARTICLES, HIDDEN, BATCH = 20, 50, 100
 STEPS, PILOT_STEPS = 2500, 5000
-LEARNING_RATE, DECAY_STEPS = 0.05, 300
+LEARNING_RATE, DECAY_STEPS = 0.05, 450
 PRIOR_SCALE, FOLDS, BANDWIDTH = 4.0, 10, 0.7
 METHODS = ("svgd", "deep_ensemble", "single_network", "ridge")
 
@@ -103,7 +104,7 @@ def make_split(table, seed: int, validate: bool = False) -> Split:
 
 def step_size(t):
     """Of step t."""
-    return LEARNING_RATE * (1 + t / DECAY_STEPS) ** -1.5
+    return LEARNING_RATE * (1 + t / DECAY_STEPS) ** -2
 
 
 def fit(grads, transform, particles, rows: int, key, steps: int):

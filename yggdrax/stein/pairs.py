@@ -155,19 +155,6 @@ def _bilinear(a: Leaves, b: Leaves) -> Array:
     return total
 
 
-def _difference_products(t: Tile, y: Tile) -> Array:
-    """``(U_i - U_j) . (z_i - z_j)`` from matrix products."""
-    tu, yu = _present(t.u), _present(y.u)
-    own_t = sum(jnp.sum(a * b, axis=1) for a, b in zip(tu, t.z, strict=True))
-    own_y = sum(jnp.sum(a * b, axis=1) for a, b in zip(yu, y.z, strict=True))
-    return (
-        _column(jnp.asarray(own_t))
-        + jnp.asarray(own_y)[None]
-        - _bilinear(tu, y.z)
-        - _bilinear(t.z, yu)
-    )
-
-
 def _present(leaves: Leaves | None) -> Leaves:
     assert leaves is not None, "the adjoint needs cotangents in every tile"
     return leaves
@@ -201,14 +188,12 @@ def adjoint_tile(
     Every target owns its row: nothing is scattered. Returns ``(dx, ds, dh)`` with leaves
     ``(rows, d_l)`` and ``dh`` of shape ().
     """
-    t, y = targets, sources
-    distances = _distances_by_products if products else differences_squared
-    u = distances(t.z, y.z, inverse_h)
-    tu, yu = _present(t.u), _present(y.u)
     if products:
-        b = _difference_products(t, y) * inverse_h
-    else:
-        b = _differences_of_differences(t, y) * inverse_h * inverse_h
+        return _adjoint_by_products(kernel, targets, sources, inverse_h)
+    t, y = targets, sources
+    u = differences_squared(t.z, y.z, inverse_h)
+    tu, yu = _present(t.u), _present(y.u)
+    b = _differences_of_differences(t, y) * inverse_h * inverse_h
     a = _bilinear(tu, y.s) + _bilinear(t.s, yu)
     # Padding pulls on nobody, and nothing is added up for it.
     mask = _column(t.weight) * y.weight[None]
@@ -217,15 +202,80 @@ def adjoint_tile(
     dh = 0.5 * inverse_h * jnp.sum(k1 * u * a + (k2 * u - 2 * k1) * b)
     ds = tuple(dot(k0, ul) for ul in yu)
     k1_sum = jnp.sum(k1, axis=1, keepdims=True)
-    if products:
-        g_sum = jnp.sum(g, axis=1, keepdims=True)
-        pulls = [dot(g, yz) - g_sum * tz for tz, yz in zip(t.z, y.z, strict=True)]
-    else:
-        pulls = [
-            -inverse_h * weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)
-        ]
+    pulls = [-inverse_h * weighted_differences(g, tz, yz) for tz, yz in zip(t.z, y.z, strict=True)]
     dx = tuple(
         inverse_h * (pull + inverse_h * (k1_sum * tl - dot(k1, yl)))
         for pull, tl, yl in zip(pulls, tu, yu, strict=True)
     )
     return dx, ds, dh
+
+
+def _adjoint_by_products(
+    kernel: Kernel, t: Tile, y: Tile, inverse_h: Array
+) -> tuple[Leaves, Leaves, Array]:
+    """:func:`adjoint_tile` with every sum over a row or column as part of a matrix product.
+
+    What is left to do for each pair is the kernel and one product; passes over the tile are what
+    costs. ``dh`` needs sums of ``k1 B`` and ``G u`` alone, and both expand into such products.
+    """
+    u = _distances_by_products(t.z, y.z, inverse_h)
+    tu, yu = _present(t.u), _present(y.u)
+    own_t, own_y = _inner(tu, t.z), _inner(yu, y.z)
+    one_t, one_y = jnp.ones_like(own_t), jnp.ones_like(own_y)
+    # A = U_i.S_j + S_i.U_j and B = (U_i.z_i + U_j.z_j - U_i.z_j - z_i.U_j) / h.
+    columns = jnp.stack([own_t * inverse_h, one_t], axis=1)
+    rows = jnp.stack([one_y, own_y * inverse_h], axis=1)
+    k0 = kernel.kappa(0, u)
+    if kernel.single_profile:
+        k1 = k0
+        left = [_beside(ul, sl - inverse_h * zl) for ul, sl, zl in zip(tu, t.s, t.z, strict=True)]
+        right = [_beside(sl - inverse_h * zl, ul) for ul, sl, zl in zip(yu, y.s, y.z, strict=True)]
+        g = k0 * _bilinear(_first_beside(left, columns), _first_beside(right, rows))
+    else:
+        k1 = kernel.kappa(1, u)
+        a = _bilinear(tu, y.s) + _bilinear(t.s, yu)
+        left = [_beside(ul, zl) for ul, zl in zip(tu, t.z, strict=True)]
+        right = [-inverse_h * _beside(zl, ul) for ul, zl in zip(yu, y.z, strict=True)]
+        b = _bilinear(_first_beside(left, columns), _first_beside(right, rows))
+        g = k1 * a + kernel.kappa(2, u) * b
+    weight = _column(y.weight)
+    # So far away that the square overflows the kernel is zero; zero times infinity would not be.
+    squares = jnp.minimum(_squares(y.z), jnp.finfo(u.dtype).max)
+    # Padding has weight 0, scores and cotangents of zero, and pulls on nobody.
+    by_k1 = _first_beside(
+        [_beside(ul, weight * zl) for ul, zl in zip(yu, y.z, strict=True)],
+        jnp.stack([y.weight, own_y], axis=1),
+    )
+    by_g = _first_beside(
+        [weight * zl for zl in y.z], jnp.stack([y.weight, y.weight * squares], axis=1)
+    )
+    k1_sums, g_sums = [dot(k1, v) for v in by_k1], [dot(g, v) for v in by_g]
+    k1_sum, k1_own = k1_sums[0][:, -2:-1], k1_sums[0][:, -1]
+    g_sum, g_squares = g_sums[0][:, -2:-1], g_sums[0][:, -1]
+    k1_u = tuple(v[:, : ul.shape[1]] for v, ul in zip(k1_sums, tu, strict=True))
+    k1_z = tuple(v[:, ul.shape[1] : 2 * ul.shape[1]] for v, ul in zip(k1_sums, tu, strict=True))
+    g_z = tuple(v[:, : zl.shape[1]] for v, zl in zip(g_sums, t.z, strict=True))
+    k1_b = own_t * k1_sum[:, 0] + k1_own - _inner(tu, k1_z) - _inner(t.z, k1_u)
+    g_u = _squares(t.z) * g_sum[:, 0] + g_squares - 2 * _inner(t.z, g_z)
+    dh = inverse_h * jnp.sum(t.weight * (0.5 * g_u - inverse_h * k1_b))
+    ds = k1_u if kernel.single_profile else tuple(dot(k0, ul) for ul in yu)
+    dx = tuple(
+        inverse_h * (gz - g_sum * zl + inverse_h * (k1_sum * ul - ku))
+        for gz, zl, ul, ku in zip(g_z, t.z, tu, k1_u, strict=True)
+    )
+    return dx, ds, dh
+
+
+def _inner(a: Leaves, b: Leaves) -> Array:
+    """Inner products of the rows, ``(rows,)``."""
+    parts = [jnp.sum(x * y, axis=1) for x, y in zip(a, b, strict=True)]
+    return sum(parts, jnp.zeros(a[0].shape[0], a[0].dtype))
+
+
+def _beside(a: Array, b: Array) -> Array:
+    return jnp.concatenate([a, b], axis=1)
+
+
+def _first_beside(leaves: list[Array], columns: Array) -> Leaves:
+    """The leaves, with further columns at the end of the first."""
+    return (_beside(leaves[0], columns), *leaves[1:])
