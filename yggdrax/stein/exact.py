@@ -38,9 +38,10 @@ from yggdrax.typing import Array, Number, ParticleTree, PyTree
 
 __all__ = ["Exact", "exact_phi"]
 
-# Targets and sources of a tile, measured on two cores: 512 to 700 sources keep the kernel matrix in
-# the caches while both matrix products are long enough; 320 took 1.4 times as long.
-TARGETS, SOURCES = 2048, 600
+# Targets and sources of a tile, measured on two cores: 640 to 1024 of each keep the kernel matrix
+# in the caches while the matrix products are long enough. 320 took 1.4 times as long, 1280 x 640
+# 1.2 times, and twice with the gradient.
+TARGETS, SOURCES = 1024, 1024
 # Up to here one kernel matrix for all is at least as fast, and it needs at most 16 MB.
 ONE_TILE = 2048
 # Sorting pays where tiles become compact by it: not in many dimensions.
