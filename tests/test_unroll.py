@@ -48,7 +48,14 @@ ENGINES = {
     "tiles": yg.Exact(16),
     # The adjoint is that of the sum to within rtol, which is so taken far below the tolerance.
     "fourier": Fourier(rtol=1e-10, max_modes=63),
+    # By angle, with an expansion of low order: a coarse sum, whose gradient is exact all the same.
+    "tree": yg.Tree(leaf_size=4, theta=0.9, order=1, exact_above=1.0),
 }
+
+
+def test_the_tree_of_these_particles_has_far_pairs(x64):
+    lists = ENGINES["tree"].topology(jnp.asarray(start()), 0.8, yg.RBF()).lists
+    assert int(jnp.sum(lists.far_count)) > 10 and int(jnp.sum(lists.near_count)) > 10
 
 
 @pytest.mark.parametrize("name", list(ENGINES))

@@ -158,7 +158,7 @@ class Fourier(Engine):
         """The mode counts along an axis, ascending, for boxes that are not small."""
         most = self.max_modes or _MAX_MODES[d]
         # The places of the particles are rounded in units of the box.
-        most = min(most, int(0.5 * self.rtol / np.finfo(dtype).eps))
+        most = min(most, int(self.rtol / np.finfo(dtype).eps))
         tolerance = _Rule.of(self.rtol, kernel).tolerance
         rungs: list[int] = []
         for count in (_odd_below(grid / 1.25) for grid in _GRIDS):
