@@ -93,9 +93,11 @@ def test_every_input_keeps_the_accuracy_whoever_serves(name):
     value, status = compiled()(x, s, jnp.float32(h))
     # No choice is a fault: nothing is flagged.
     assert int(status) == 0
-    served_by_exact = bool(np.array_equal(value, exact()(x, s, jnp.float32(h))))
-    assert served_by_exact != transforms
     assert yg.explain(x, h).engine == ("fourier" if transforms else "exact")
+    if not transforms:
+        # The same sum in another program: equal to rounding.
+        other = exact()(x, s, jnp.float32(h))
+        assert np.linalg.norm(value - other) <= 1e-6 * np.linalg.norm(other)
     assert error(value, x, s, float(np.float32(h)), rows=ROWS) < 1e-3
     assert compiled()._cache_size() == 1
 
