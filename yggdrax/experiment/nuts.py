@@ -1,5 +1,6 @@
 """NUTS by BlackJAX, to compare with: an optional package, imported when asked for."""
 
+import importlib
 from typing import Any, NamedTuple
 
 import jax
@@ -33,12 +34,11 @@ def load_blackjax() -> Any:
       ImportError: naming the extra.
     """
     try:
-        import blackjax
+        return importlib.import_module("blackjax")
     except ImportError as error:
         raise ImportError(
             "NUTS needs BlackJAX: python -m pip install 'yggdrax[benchmarks]'"
         ) from error
-    return blackjax
 
 
 def nuts(target: Whitened, key: Key, draws: int) -> Chains:
