@@ -10,6 +10,7 @@ for the latest step.
 """
 
 import pathlib
+import threading
 from collections.abc import Mapping
 from typing import Any
 
@@ -17,6 +18,10 @@ import jax
 from orbax.checkpoint import v1
 
 __all__ = ["read_arrays", "write_arrays"]
+
+# Two operations of Orbax at a time in one process disturb each other: it keeps their state in
+# globals, and now and then one of them fails.
+_one_operation = threading.Lock()
 
 
 def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
@@ -31,7 +36,7 @@ def write_arrays(folder: pathlib.Path, arrays: Mapping[str, Any]) -> None:
     context = v1.Context()
     # Particles are noise to a compressor: half the writing time for a tenth more disk.
     context.array.saving.use_compression = False
-    with context:
+    with _one_operation, context:
         v1.save(str(folder), dict(arrays))
 
 
@@ -43,5 +48,5 @@ def read_arrays(folder: pathlib.Path, like: Mapping[str, Any] | None = None) -> 
       like: for each array an array or ``jax.ShapeDtypeStruct`` that says where it goes; NumPy
         arrays for all if None. With several processes all call it together.
     """
-    with v1.Context():
+    with _one_operation, v1.Context():
         return v1.load(str(folder), None if like is None else dict(like))

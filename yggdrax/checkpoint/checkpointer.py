@@ -2,22 +2,17 @@
 
 import os
 import pathlib
+import threading
 import time
-import warnings
 import weakref
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, SupportsIndex
 
 from yggdrax.checkpoint import folder as folders
-from yggdrax.checkpoint.errors import (
-    CheckpointDamaged,
-    CheckpointMismatch,
-    CheckpointWarning,
-    CheckpointWriteError,
-    NoCheckpoint,
-)
+from yggdrax.checkpoint.errors import CheckpointDamaged, CheckpointWriteError, NoCheckpoint
 from yggdrax.checkpoint.folder import Manifest
+from yggdrax.checkpoint.guard import KnownDamage, nothing_here, one_at_a_time, warn_caller
 from yggdrax.checkpoint.keep import KeepPolicy
 from yggdrax.checkpoint.lock import DirectoryLock
 from yggdrax.checkpoint.manifest import compare, describe, snapshot
@@ -25,7 +20,7 @@ from yggdrax.checkpoint.options import resolve_directory, save_policy, step_numb
 from yggdrax.checkpoint.settings import current_settings, differences
 from yggdrax.checkpoint.state import difference, read_state
 from yggdrax.checkpoint.together import save_together, spread_snapshot
-from yggdrax.checkpoint.values import fingerprint, first_difference, json_copy, numbers
+from yggdrax.checkpoint.values import check_config, fingerprint, json_copy, numbers
 from yggdrax.checkpoint.writer import BackgroundWrite
 from yggdrax.processes import Group, ProcessLost
 
@@ -44,7 +39,8 @@ class Checkpointer:
     A step appears under its number only when it is whole and on the disk, so a kill at any moment
     loses no more than the steps since the last completed save. Nothing is deleted that this class
     did not write: stray and damaged folders are skipped, or moved aside when their name is needed,
-    with a warning. Directories are on a local or mounted file system.
+    with a warning. Directories are on a local or mounted file system. Threads may share one
+    Checkpointer; their calls wait for each other.
 
     With several processes (``jax.distributed``) all make the same calls with the same directory,
     which all of them see. Each writes and reads the shards that it holds, whatever the number of
@@ -114,14 +110,15 @@ class Checkpointer:
         self._write: BackgroundWrite | None = None
         self._notes: list[str] = []
         self._noted: set[str] = set()
-        self._damaged: set[int] = set()
+        self._damaged = KnownDamage(self._root)
+        self._calls = threading.RLock()
         self._lock: DirectoryLock | None = None
         self._read_only = read_only
         self._group = Group("checkpoint")
         self._closed = False
         self.restored_step: int | None = None
         """The step of the last :meth:`restore`; None before."""
-        if (self._root / folders.MANIFEST).is_file():
+        if os.path.isfile(self._root / folders.MANIFEST):
             raise ValueError(
                 f"{self._root} is the folder of one step. Open {self._root.parent} and restore "
                 f"step {int(self._root.name) if self._root.name.isdigit() else '...'}."
@@ -145,6 +142,7 @@ class Checkpointer:
         """The absolute path of the run's checkpoint directory."""
         return self._root
 
+    @one_at_a_time
     def save(
         self,
         step: SupportsIndex,
@@ -175,6 +173,8 @@ class Checkpointer:
           ValueError: a step below the newest saved one; the newest one with other values; a
             donated array.
           TypeError: a leaf that cannot be saved, by name; values that are not JSON.
+          CheckpointMismatch: the newest step has another configuration, by field; or the step is
+            there and holds another tree.
           CheckpointWriteError: this save (``asynchronous=False``) or the previous one failed.
           RuntimeError: closed or opened with ``read_only=True``.
         """
@@ -198,6 +198,9 @@ class Checkpointer:
                 f"on from an older step call rewind({number}) first, or start the run in a new "
                 f"directory."
             )
+        if newest is not None and self._config is not None:
+            path = folders.step_folder(self._root, newest)
+            check_config(folders.read_manifest(path).config, self._config, path)
         entries, arrays = spread_snapshot(state) if several else snapshot(state)
         if number == newest:
             path = folders.step_folder(self._root, number)
@@ -210,7 +213,7 @@ class Checkpointer:
             return False
         moved = self._group.lead(lambda: folders.make_room(self._root, number))
         if moved is not None:
-            self._damaged.discard(number)
+            self._damaged.forget(number)
             self._note(moved)
         manifest = Manifest(
             step=number,
@@ -222,6 +225,8 @@ class Checkpointer:
             settings=current_settings(),
             time=time.time(),
         )
+
+        damaged = self._damaged.steps()
 
         def write() -> None:
             try:
@@ -238,7 +243,7 @@ class Checkpointer:
                     f"memory and the earlier checkpoints are untouched; make room or repair the "
                     f"permissions and save again."
                 ) from error
-            self._notes += self._group.lead(lambda: self._keep.apply(self._root))
+            self._notes += self._group.lead(lambda: self._keep.apply(self._root, damaged, number))
 
         if several:
             write()
@@ -248,6 +253,7 @@ class Checkpointer:
             self.wait()
         return True
 
+    @one_at_a_time
     def restore(self, like: Any, step: SupportsIndex | None = None) -> Any:
         """Returns a saved state, in the containers of ``like`` and placed where ``like`` is.
 
@@ -280,12 +286,11 @@ class Checkpointer:
         while number is not None:
             try:
                 return self._restore_step(number, like, expected)
-            except CheckpointDamaged as error:
-                self._damaged.add(number)
-                self._note(f"{error}. It is skipped, and the newest whole step is used.")
-            number = self.latest_step()
+            except CheckpointDamaged:
+                number = self.latest_step()  # an older one; warns of the one it skips
         raise NoCheckpoint(self._nothing_here())
 
+    @one_at_a_time
     def latest_step(self) -> int | None:
         """Returns the newest whole step on the disk, or None.
 
@@ -303,6 +308,7 @@ class Checkpointer:
         steps = reversed(folders.numbered_folders(self._root))
         return next((step for step in steps if self._read_manifest(step) is not None), None)
 
+    @one_at_a_time
     def steps(self) -> list[int]:
         """Returns all whole steps on the disk, ascending, like :meth:`latest_step`."""
         self._check_open()
@@ -310,6 +316,7 @@ class Checkpointer:
         numbered = folders.numbered_folders(self._root)
         return [number for number in numbered if self._read_manifest(number) is not None]
 
+    @one_at_a_time
     def metadata(self, step: SupportsIndex | None = None) -> dict[str, Any]:
         """Returns the ``metadata`` given to :meth:`save`.
 
@@ -321,6 +328,7 @@ class Checkpointer:
         """
         return self._manifest(step).metadata
 
+    @one_at_a_time
     def info(self, step: SupportsIndex | None = None) -> dict[str, Any]:
         """Returns what else was recorded with a step, in JSON types.
 
@@ -348,17 +356,18 @@ class Checkpointer:
             "bytes": sum(manifest.files.values()),
         }
 
+    @one_at_a_time
     def rewind(self, step: SupportsIndex) -> None:
         """Deletes the whole steps above ``step``, so that a run can go on from an older one.
 
         Args:
-          step: the newest step to keep.
+          step: the newest step to keep; -1 keeps none.
 
         Raises:
           CheckpointWriteError: a step could not be deleted.
           RuntimeError: closed or opened with ``read_only=True``.
         """
-        number = step_number(step)
+        number = step_number(step, least=-1)
         self._check_open()
         if self._read_only:
             raise RuntimeError(f"{self._root} was opened with read_only=True; it deletes nothing.")
@@ -376,6 +385,7 @@ class Checkpointer:
             if kept is not None:
                 raise CheckpointWriteError(f"{kept} Move it away by hand.")
 
+    @one_at_a_time
     def wait(self) -> None:
         """Blocks until nothing is being written, and raises what the writer raised.
 
@@ -390,6 +400,7 @@ class Checkpointer:
         for note in notes:
             self._note(note)
 
+    @one_at_a_time
     def close(self) -> None:
         """Finishes the last save and gives the directory free; a second call does nothing.
 
@@ -430,11 +441,12 @@ class Checkpointer:
     def _note(self, text: str) -> None:
         if text not in self._noted:
             self._noted.add(text)
-            warnings.warn(text, CheckpointWarning, stacklevel=4)
+            warn_caller(text)
 
     def _read_manifest(self, number: int) -> Manifest | None:
         """Returns the manifest of a whole step; a damaged one is said to be skipped, once."""
         if number in self._damaged:
+            self._note(f"{self._damaged.why(number)}. This step is skipped.")
             return None
         try:
             return folders.read_manifest(folders.step_folder(self._root, number))
@@ -453,20 +465,20 @@ class Checkpointer:
     def _nothing_here(self, step: int | None = None) -> str:
         if step is not None:
             return f"There is no step {step} in {self._root}; there are {self.steps()}."
-        if not self._root.is_dir():
-            return f"There is no checkpoint in {self._root}: the directory does not exist."
-        below = [p.name for p in sorted(self._root.iterdir()) if folders.looks_like_a_run(p)]
-        hint = f" Did you mean {self._root / below[0]}?" if below else ""
-        return f"There is no checkpoint in {self._root}.{hint}"
+        return nothing_here(self._root)
 
     def _restore_step(self, number: int, like: Any, expected: list[Any]) -> Any:
         if number not in folders.numbered_folders(self._root):
             raise NoCheckpoint(self._nothing_here(number))
         path = folders.step_folder(self._root, number)
-        manifest = folders.read_manifest(path)
-        self._check_config(manifest, path)
-        compare(manifest.entries, expected, str(path))
-        state = read_state(self._group, path, manifest, like)
+        try:
+            manifest = folders.read_manifest(path)
+            check_config(manifest.config, self._config, path)
+            compare(manifest.entries, expected, str(path))
+            state = read_state(self._group, path, manifest, like)
+        except CheckpointDamaged as error:
+            self._damaged.add(number, str(error))
+            raise
         self.restored_step = number
         changed = differences(manifest.settings, current_settings())
         if changed:
@@ -475,13 +487,3 @@ class Checkpointer:
                 f"equal bit for bit, but the steps that follow may round differently."
             )
         return state
-
-    def _check_config(self, manifest: Manifest, path: pathlib.Path) -> None:
-        if self._config is None or manifest.config is None:
-            return
-        difference = first_difference(manifest.config, self._config)
-        if difference is not None:
-            raise CheckpointMismatch(
-                f"{path} belongs to another configuration: {difference}. Use the configuration "
-                f"it was saved with, or another directory."
-            )

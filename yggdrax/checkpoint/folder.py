@@ -111,7 +111,7 @@ def step_folder(root: pathlib.Path, step: int) -> pathlib.Path:
 def numbered_folders(root: pathlib.Path) -> list[int]:
     """Returns the steps for which there is something of the right name, whole or not, ascending."""
     steps = []
-    with contextlib.suppress(FileNotFoundError):
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
         for path in root.iterdir():
             if re.fullmatch(r"\d{8,}", path.name) and step_folder(root, int(path.name)) == path:
                 steps.append(int(path.name))
@@ -243,6 +243,11 @@ def finish_step(root: pathlib.Path, work: pathlib.Path, manifest: Manifest) -> M
 def new_scratch(root: pathlib.Path, step: int) -> pathlib.Path:
     """Makes a folder for a step that is being written or deleted."""
     folder = root / SCRATCH / f"{step:08d}-{secrets.token_hex(6)}"
+    if folder.parent.is_symlink():
+        raise CheckpointWriteError(
+            f"{folder.parent} is a symbolic link, and steps are written in a folder of that name. "
+            f"Remove the link."
+        )
     folder.parent.mkdir(exist_ok=True)
     folder.mkdir()
     return folder
@@ -275,14 +280,14 @@ def delete_step(root: pathlib.Path, step: int) -> str | None:
 
     Returns:
       None if it was deleted, else the reason why it stays: it is not a whole step of ours, or
-      holds files that its manifest does not list.
+      holds files or folders that its manifest does not list.
     """
     folder = step_folder(root, step)
     try:
         manifest = read_manifest(folder)
     except CheckpointError as error:
         return f"{error}; it is kept."
-    foreign = sorted(set(_files(folder)) - {MANIFEST, *manifest.files})
+    foreign = sorted(_everything(folder) - _listed(manifest))
     if foreign or folder.is_symlink():
         return f"{folder} is kept: {foreign[0] if foreign else 'the link'} is not part of it."
     # Renamed first, so that a kill in the middle leaves a leftover and no half step.
@@ -290,6 +295,16 @@ def delete_step(root: pathlib.Path, step: int) -> str | None:
     os.rename(folder, scratch / "step")
     shutil.rmtree(scratch)
     return None
+
+
+def _everything(folder: pathlib.Path) -> set[str]:
+    return {path.relative_to(folder).as_posix() for path in folder.rglob("*")}
+
+
+def _listed(manifest: Manifest) -> set[str]:
+    """The files of a step and the folders that hold them."""
+    files = [pathlib.PurePosixPath(name) for name in (MANIFEST, *manifest.files)]
+    return {path.as_posix() for file in files for path in (file, *file.parents)}
 
 
 def make_room(root: pathlib.Path, step: int) -> str | None:
@@ -320,6 +335,7 @@ def make_room(root: pathlib.Path, step: int) -> str | None:
 def clean_scratch(root: pathlib.Path) -> None:
     """Removes what a killed or failed write left behind, by its name and place."""
     with contextlib.suppress(OSError):  # what cannot be removed now can be removed later
-        for path in (root / SCRATCH).iterdir():
+        folder = root / SCRATCH
+        for path in () if folder.is_symlink() else folder.iterdir():  # a link is not ours
             if _LEFTOVER.fullmatch(path.name):
                 shutil.rmtree(path, ignore_errors=True)

@@ -2,8 +2,9 @@
 
 import dataclasses
 import math
+import numbers
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Literal
 
 from yggdrax.checkpoint import folder as folders
@@ -37,7 +38,8 @@ class KeepPolicy:
             ("keep_every", self.every),
             ("keep_best", self.count),
         ):
-            if value is not None and (type(value) is not int or value < 1):
+            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            if value is not None and (not whole or value < 1):
                 raise ValueError(f"{name} must be a positive integer, not {value!r}.")
         if self.mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', not {self.mode!r}.")
@@ -81,8 +83,13 @@ class KeepPolicy:
             stay.update(ranked[: self.count])
         return stay
 
-    def apply(self, root: pathlib.Path) -> list[str]:
+    def apply(self, root: pathlib.Path, damaged: Collection[int], written: int) -> list[str]:
         """Deletes the whole steps in ``root`` that no rule asks for.
+
+        Args:
+          root: the run's directory.
+          damaged: steps that look whole and are not. They hold no place and are not deleted.
+          written: the step that was just saved, which stays whatever the rules say.
 
         Returns:
           For each that should go and stays, the reason.
@@ -95,12 +102,14 @@ class KeepPolicy:
         except OSError as error:
             return [f"Old steps in {root} could not be deleted: {error}"]
         for step in steps:
+            if step in damaged:
+                continue
             try:
                 metrics[step] = folders.read_manifest(folders.step_folder(root, step)).metrics
             except CheckpointError:
                 continue  # said when it is skipped, and never deleted
         notes = []
-        for step in sorted(set(metrics) - self.choose(metrics)):
+        for step in sorted(set(metrics) - self.choose(metrics) - {written}):
             try:
                 note = folders.delete_step(root, step)
             except OSError as error:

@@ -51,8 +51,14 @@ class DirectoryLock:
         """
         path = directory / LOCK_NAME
         try:
-            self._descriptor: int | None = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+            self._descriptor: int | None = os.open(
+                path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644
+            )
         except OSError as error:
+            if path.is_symlink():  # whatever it points to is not ours to write
+                raise CheckpointWriteError(
+                    f"{path} is a symbolic link, and the lock is a file. Remove the link."
+                ) from error
             raise CheckpointWriteError(
                 f"{directory} cannot be written ({error.strerror}). To restore from it only, "
                 f"open it with Checkpointer(..., read_only=True)."

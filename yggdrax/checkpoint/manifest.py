@@ -23,6 +23,7 @@ from yggdrax.checkpoint.errors import CheckpointMismatch
 __all__ = [
     "Entry",
     "array_names",
+    "check_storable",
     "compare",
     "describe",
     "digest",
@@ -122,6 +123,19 @@ def _describe_leaf(name: str, leaf: Any) -> Entry:
     )
 
 
+# Orbax 0.12 has no name for these.
+_UNSTORABLE = {"uint1", "uint2", "uint4", "int1", "float6_e2m3fn", "float6_e3m2fn", "float8_e4m3"}
+
+
+def check_storable(entry: Entry) -> None:
+    """Raises TypeError, by name, for a dtype that Orbax cannot write."""
+    if entry.dtype in _UNSTORABLE and entry.kind != "node" and 0 not in entry.shape:
+        raise TypeError(
+            f"{entry.name or 'the state'} is {entry}, and a checkpoint cannot hold {entry.dtype}. "
+            f"Save it as a wider type, such as uint8 or bfloat16, and convert it back."
+        )
+
+
 def _check_dtype(shown: str, dtype: np.dtype) -> None:
     known = dtype.kind in "biufc" or (dtype.kind == "V" and dtype.type is not np.void)
     if not known or dtype.name in ("float128", "complex256") or not dtype.isnative:
@@ -178,6 +192,7 @@ def snapshot(tree: Any) -> tuple[list[Entry], list[np.ndarray | None]]:
         if isinstance(value, jax.ShapeDtypeStruct):
             raise TypeError(f"{name or 'the state'} is a shape without values; nothing to save.")
         entry = _describe_leaf(name, value)
+        check_storable(entry)
         if entry.kind == "key":
             entry = dataclasses.replace(entry, detail=str(jax.random.key_impl(value)))
             value = jax.random.key_data(value)

@@ -1,5 +1,6 @@
 """Arguments of the Checkpointer, checked and brought into one form."""
 
+import numbers
 import operator
 import os
 import pathlib
@@ -12,13 +13,17 @@ __all__ = ["resolve_directory", "save_policy", "step_number"]
 def resolve_directory(directory: str | os.PathLike[str]) -> pathlib.Path:
     """Returns the absolute path of a directory; a URL is refused."""
     text = os.fspath(directory)
+    if not isinstance(text, str):
+        raise TypeError(f"directory must be a string or a path, not {text!r}.")
+    if not text:
+        raise ValueError("directory is empty; '.' is the current one.")
     if "://" in text:
         raise ValueError(f"{text!r} is a URL; give a directory of a mounted file system.")
     return pathlib.Path(os.path.abspath(os.path.expanduser(text)))
 
 
-def step_number(step: SupportsIndex) -> int:
-    """Returns a step as a Python integer, or raises for what is none.
+def step_number(step: SupportsIndex, least: int = 0) -> int:
+    """Returns a step of at least ``least`` as a Python integer, or raises for what is none.
 
     Example:
       >>> step_number(3)
@@ -28,8 +33,8 @@ def step_number(step: SupportsIndex) -> int:
         number = operator.index(step)
     except TypeError as error:
         raise TypeError(f"step must be an integer, not {step!r}.") from error
-    if number < 0 or isinstance(step, bool):
-        raise ValueError(f"step is the number of steps completed, at least 0, not {step!r}.")
+    if number < least or isinstance(step, bool):
+        raise ValueError(f"step is the number of steps completed, at least {least}, not {step!r}.")
     return number
 
 
@@ -43,7 +48,11 @@ def save_policy(save_every: int | Callable[[int], bool]) -> Callable[[int], bool
     """
     if callable(save_every):
         return save_every
-    if isinstance(save_every, bool) or not isinstance(save_every, int) or save_every < 1:
+    if (
+        isinstance(save_every, bool)
+        or not isinstance(save_every, numbers.Integral)
+        or save_every < 1
+    ):
         raise ValueError(
             f"save_every must be a positive integer or a function of the step, not {save_every!r}."
         )

@@ -17,7 +17,7 @@ import numpy as np
 from yggdrax.checkpoint import arrays as orbax_arrays
 from yggdrax.checkpoint import folder as folders
 from yggdrax.checkpoint.errors import CheckpointDamaged
-from yggdrax.checkpoint.manifest import Entry, array_names, describe, is_key
+from yggdrax.checkpoint.manifest import Entry, array_names, check_storable, describe, is_key
 from yggdrax.processes import Group
 
 __all__ = [
@@ -99,6 +99,7 @@ def spread_snapshot(tree: Any) -> tuple[list[Entry], list[Any]]:
     entries, arrays, leaves = [], [], iter(jax.tree.leaves(tree))
     for entry in describe(tree):
         leaf: Any = None if entry.kind == "node" else next(leaves)
+        check_storable(entry)
         if entry.kind == "key":
             entry = dataclasses.replace(entry, detail=str(jax.random.key_impl(leaf)))
             leaf = jax.random.key_data(leaf)

@@ -2,10 +2,13 @@
 
 import hashlib
 import json
+import pathlib
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["check_json", "fingerprint", "first_difference", "json_copy", "numbers"]
+from yggdrax.checkpoint.errors import CheckpointMismatch
+
+__all__ = ["check_config", "check_json", "fingerprint", "first_difference", "json_copy", "numbers"]
 
 
 def check_json(value: Any, name: str) -> None:
@@ -41,6 +44,8 @@ def json_copy(value: Mapping[str, Any], name: str) -> dict[str, Any]:
       >>> json_copy({"widths": (50, 20)}, "config")
       {'widths': [50, 20]}
     """
+    if not isinstance(value, Mapping):
+        raise TypeError(f"{name} must be a dictionary, not {value!r}.")
     check_json(value, name)
     return json.loads(json.dumps(value, default=dict))  # other mappings become dictionaries
 
@@ -50,7 +55,10 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
 
     Raises:
       TypeError: a name that is no string or a value that is no number.
+      ValueError: a number beyond the range of a float.
     """
+    if not isinstance(metrics, Mapping):
+        raise TypeError(f"metrics must be a dictionary of numbers by name, not {metrics!r}.")
     result = {}
     for name, value in metrics.items():
         if not isinstance(name, str):
@@ -59,6 +67,8 @@ def numbers(metrics: Mapping[str, Any]) -> dict[str, float]:
             result[name] = float(value)
         except (TypeError, ValueError) as error:
             raise TypeError(f"The metric {name!r} must be one number, not {value!r}.") from error
+        except OverflowError as error:
+            raise ValueError(f"The metric {name!r} is beyond the range of a float.") from error
     return result
 
 
@@ -93,3 +103,21 @@ def first_difference(saved: Any, given: Any, name: str = "") -> str | None:
         return None
     same = json.dumps(saved) == json.dumps(given)
     return None if same else f"{name} was {saved!r} and is now {given!r}"
+
+
+def check_config(saved: Any, given: Any, path: pathlib.Path) -> None:
+    """Raises CheckpointMismatch, by field, if a step belongs to another configuration.
+
+    Args:
+      saved: that of the step; None for one without.
+      given: that of the run; None for one without.
+      path: of the step.
+    """
+    if saved is None or given is None:
+        return
+    difference = first_difference(saved, given)
+    if difference is not None:
+        raise CheckpointMismatch(
+            f"{path} belongs to another configuration: {difference}. Use the configuration "
+            f"it was saved with, or another directory."
+        )
