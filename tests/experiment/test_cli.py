@@ -1,11 +1,14 @@
 """The command line: one clear line and status 2 for what is wrong, 0 and 75 for what is right."""
 
+import errno
 import json
 import re
 
 import pytest
 
+from yggdrax.checkpoint import arrays
 from yggdrax.experiment.cli import EX_TEMPFAIL, main, parse
+from yggdrax.experiment.workdir import Workdir, _naming
 
 SMALL = (
     "from yggdrax.experiment import BananaProblem, ExperimentConfig\n"
@@ -54,6 +57,7 @@ def test_overrides_reach_every_level(config_file):
     ("arguments", "message"),
     [
         (["--config={file}"], "--workdir is missing"),
+        (["--config={file}", "--workdir="], "--workdir is missing"),
         (["--workdir={dir}"], "--config is missing"),
         (["--config=nowhere.py", "--workdir={dir}"], "configuration file 'nowhere.py': no such"),
         (["--config={file}", "--workdir={dir}", "--steps=3"], "Unknown command line flag 'steps'"),
@@ -127,6 +131,43 @@ def test_a_file_without_get_config_or_with_bad_syntax_is_one_line(tmp_path, caps
         assert call(f"--config={path}", f"--workdir={tmp_path / 'run'}") == 2
         lines = capsys.readouterr().err.splitlines()
         assert len(lines) == 1 and message in lines[0]
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", ".summary.json.tmp", "checkpoint"])
+def test_a_full_disk_is_one_line_and_status_1(config_file, tmp_path, capsys, monkeypatch, name):
+    """Of the log, of the report, and of a checkpoint; the same command then goes on."""
+    command = [f"--config={config_file}", f"--workdir={tmp_path / 'run'}", "--noprogress"]
+
+    def full(*arguments, **options):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        if name == "metrics.jsonl":
+            patch.setattr(Workdir, "sync_metrics", _naming(tmp_path / "run" / name)(full))
+        elif name == "checkpoint":
+            patch.setattr(arrays.v1, "save", full)
+        else:
+            patch.setattr(Workdir, "write_npz", _naming(tmp_path / "run" / name)(full))
+        assert call(*command) == 1
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1 and "No space left on device" in lines[0] and "ake room" in lines[0]
+    assert call(*command) == 0
+
+
+def test_an_interrupt_before_the_start_is_one_line(config_file, tmp_path, capsys, monkeypatch):
+    def interrupted(*arguments, **options):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("yggdrax.experiment.cli.run", interrupted)
+    assert call(f"--config={config_file}", f"--workdir={tmp_path}") == 130
+    assert capsys.readouterr().err == "interrupted before the first step\n"
+
+
+def test_a_file_for_checkpoints_is_a_wrong_workdir(config_file, tmp_path, capsys):
+    (tmp_path / "checkpoints").write_text("mine")
+    assert call(f"--config={config_file}", f"--workdir={tmp_path}", "--noprogress") == 2
+    assert "checkpoints cannot be created" in capsys.readouterr().err
+    assert (tmp_path / "checkpoints").read_text() == "mine"
 
 
 def test_help_shows_the_usage(capsys):

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,7 +16,14 @@ import numpy as np
 import pytest
 
 from tests.experiment.common import assert_same, left_by, rows_of
-from yggdrax.checkpoint import Checkpointer, CheckpointLocked, CheckpointWarning
+from yggdrax.checkpoint import (
+    CheckpointDamaged,
+    Checkpointer,
+    CheckpointLocked,
+    CheckpointWarning,
+    NoCheckpoint,
+    folder,
+)
 from yggdrax.experiment import (
     BananaProblem,
     ExperimentConfig,
@@ -26,6 +34,7 @@ from yggdrax.experiment import (
     run,
 )
 from yggdrax.experiment.steps import Stepper
+from yggdrax.experiment.workdir import Workdir
 from yggdrax.status import StatusError
 from yggdrax.targets import LogDensity
 
@@ -113,6 +122,7 @@ def test_losing_the_latest_checkpoint_changes_no_bit(unbroken, tmp_path):
 
 
 def test_a_kill_before_the_first_checkpoint_starts_again(unbroken, tmp_path):
+    Workdir(tmp_path).claim(config().to_dict())
     (tmp_path / "metrics.jsonl").write_text('{"step": 0, "log_density": 1.0}\n{"step": 5, "lo')
     assert run(config(), tmp_path).complete
     assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
@@ -126,6 +136,72 @@ def test_a_missing_report_is_written_again(unbroken, tmp_path):
     again = run(config(), tmp_path)
     assert again.complete and again.summary["mean"] == before["mean"]
     assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
+
+
+@pytest.mark.parametrize("name", ["summary.json", "particles.npz"])
+def test_a_report_that_is_not_whole_is_written_again(unbroken, tmp_path, name, capsys):
+    shutil.copytree(unbroken, tmp_path, dirs_exist_ok=True)
+    (tmp_path / name).write_text('{"mine": {"test_x": 1}}')
+    assert run(config(), tmp_path).complete
+    assert json.loads((tmp_path / "summary.json").read_text())["complete"] is True
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
+
+
+def test_rows_that_are_lost_are_said_and_the_last_one_is_written_again(unbroken, tmp_path, capsys):
+    shutil.copytree(unbroken, tmp_path, dirs_exist_ok=True)
+    for name in ("metrics.jsonl", "summary.json", "particles.npz"):
+        (tmp_path / name).unlink()
+    assert run(config(), tmp_path).complete
+    assert "lacks the rows of 4 steps" in capsys.readouterr().err
+    assert rows_of(tmp_path) == rows_of(unbroken)[-1:]
+    assert json.loads((tmp_path / "summary.json").read_text())["svgd"]["status"] == "OK"
+
+
+def test_a_damaged_line_of_the_log_takes_no_row_with_it(unbroken, tmp_path, capsys):
+    cfg = config(stop_at=16)
+    run(cfg, tmp_path)
+    path = tmp_path / "metrics.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join([lines[0], lines[1][:20] + "\n", *lines[2:]]))
+    assert run(cfg, tmp_path).complete
+    assert "1 unreadable" in capsys.readouterr().err
+    whole = rows_of(unbroken)
+    assert rows_of(tmp_path) == [whole[0], *whole[2:]]
+
+
+def test_without_its_checkpoints_a_log_is_kept_and_the_run_starts_again(unbroken, tmp_path, capsys):
+    shutil.copytree(unbroken, tmp_path, dirs_exist_ok=True)
+    shutil.rmtree(tmp_path / "checkpoints")
+    (tmp_path / "summary.json").unlink()
+    assert run(config(), tmp_path).complete
+    assert "ends at step 20; without a checkpoint" in capsys.readouterr().err
+    kept = (tmp_path / "metrics.jsonl.damaged").read_text()
+    assert kept == (unbroken / "metrics.jsonl").read_text()
+    assert_same(left_by(unbroken, config()), left_by(tmp_path, config()))
+
+
+@pytest.mark.parametrize("how", ["manifest", "values"])
+def test_where_all_checkpoints_are_damaged_the_run_does_not_start_again(
+    unbroken, tmp_path, how, monkeypatch
+):
+    shutil.copytree(unbroken, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "summary.json").unlink()
+
+    def read_step(folder, manifest):
+        raise CheckpointDamaged(f"{folder}: ['x'] is not what was saved")
+
+    if how == "values":
+        monkeypatch.setattr(folder, "read_step", read_step)
+    else:
+        for path in (tmp_path / "checkpoints").glob("0*/yggdrax.json"):
+            path.write_text("{")
+    log = (tmp_path / "metrics.jsonl").read_bytes()
+    with (
+        pytest.warns(CheckpointWarning),
+        pytest.raises(NoCheckpoint, match=r"are damaged \(12, 16, 20\).*another directory"),
+    ):
+        run(config(), tmp_path)
+    assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
 def test_another_configuration_is_refused_and_nothing_changes(unbroken):

@@ -7,20 +7,24 @@ status  meaning
 1       the run failed: its particles became NaN or infinite, or a file could not be written
 2       the command, the configuration or the working directory is wrong; one line on stderr
 75      stopped and saved; the same command continues
+130     interrupted by Ctrl-C before it had started
 ======  ==========================================================================================
 """
 
 import contextlib
+import dataclasses
+import difflib
 import pathlib
 import re
+import signal
 import sys
 import traceback
 import warnings
 from collections.abc import Sequence
 from typing import Any
 
-from yggdrax.checkpoint import CheckpointError
-from yggdrax.experiment.config import ConfigError, ExperimentConfig
+from yggdrax.checkpoint import CheckpointError, CheckpointWriteError
+from yggdrax.experiment.config import ConfigError, ExperimentConfig, OptimizerConfig, SvgdConfig
 from yggdrax.experiment.launch import take_flags, together
 from yggdrax.experiment.loop import run
 from yggdrax.experiment.workdir import WorkdirError
@@ -71,16 +75,29 @@ def main(argv: Sequence[str]) -> int:
             outcome = run(config, workdir, progress=progress)
         if launch is not None and launch.index > 0:
             return 0 if outcome.complete else EX_TEMPFAIL
-    except (_UsageError, ConfigError, WorkdirError, CheckpointError) as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
     except StatusError as error:
         print(f"error: {error}", file=sys.stderr)
         return 1
+    except CheckpointWriteError as error:
+        return _end_with(error, 1)
+    except (_UsageError, ConfigError, WorkdirError, CheckpointError) as error:
+        return _end_with(error, 2)
+    except OSError as error:  # such as a full disk
+        return _end_with(error, 1)
+    except KeyboardInterrupt:  # before the run answers signals by itself
+        print("interrupted before the first step", file=sys.stderr)
+        return 128 + signal.SIGINT
     print(outcome.message)
     for line in _headline(outcome.summary or {}):
         print(line)
     return 0 if outcome.complete else EX_TEMPFAIL
+
+
+def _end_with(error: Exception, status: int) -> int:
+    """Prints an error as one line; returns the status."""
+    text = " ".join([str(error), *getattr(error, "__notes__", ())])
+    print(f"error: {' '.join(text.split())}", file=sys.stderr)
+    return status
 
 
 def parse(argv: Sequence[str]) -> tuple[ExperimentConfig, str, bool]:
@@ -121,7 +138,7 @@ def parse(argv: Sequence[str]) -> tuple[ExperimentConfig, str, bool]:
     if rest:
         raise _UsageError(f"unexpected argument {rest[0]!r}: write flags as --name=value")
     for name in ("config", "workdir"):
-        if not values[name].present:
+        if not values[name].present or values[name].value == "":
             raise _UsageError(f"--{name} is missing; --help shows the usage")
     config: Any = holder.value
     if type(config).__name__ == "_ErrorConfig":
@@ -158,7 +175,14 @@ def _explain(error: BaseException, argv: Sequence[str]) -> str:
 
 def _unknown_override(name: str, argv: Sequence[str]) -> str:
     flag = next((a.split("=")[0] for a in argv if re.search(rf"\.{name}\b", a)), f"--config.{name}")
-    return f"{flag}: the configuration has no field {name!r}; see configs/default.py for the fields"
+    parts = (ExperimentConfig, SvgdConfig, OptimizerConfig)
+    known = [field.name for part in parts for field in dataclasses.fields(part)]
+    close = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {close[0]!r}? " if close else ""
+    return (
+        f"{flag}: the configuration has no field {name!r}; {hint}"
+        "help(yggdrax.experiment.ExperimentConfig) lists the fields"
+    )
 
 
 def _headline(summary: dict[str, Any]) -> list[str]:

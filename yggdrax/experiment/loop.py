@@ -13,7 +13,8 @@ from typing import Any, NamedTuple
 
 import jax
 
-from yggdrax.checkpoint import Checkpointer
+from yggdrax.checkpoint import Checkpointer, CheckpointWriteError
+from yggdrax.checkpoint.folder import numbered_folders
 from yggdrax.experiment.config import ExperimentConfig
 from yggdrax.experiment.launch import agree_on
 from yggdrax.experiment.places import Places
@@ -21,7 +22,7 @@ from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.experiment.report import write_report
 from yggdrax.experiment.signals import StopFlag, stop_on_signals
 from yggdrax.experiment.steps import Stepper, make_stepper
-from yggdrax.experiment.workdir import Workdir
+from yggdrax.experiment.workdir import Workdir, WorkdirError
 from yggdrax.processes import Group
 from yggdrax.status import Status, StatusError, explain
 
@@ -31,6 +32,8 @@ __all__ = ["Outcome", "run"]
 _SECONDS_A_CALL = 0.5
 # How long the other processes wait for the report of process 0; its death they notice earlier.
 _SECONDS_FOR_REPORT = 86_400.0
+# What a row holds whatever the problem.
+_FIELDS = ("log_density", "spread", "bandwidth", "status", "error", "error_step")
 
 
 class Outcome(NamedTuple):
@@ -84,8 +87,8 @@ def run(
     with stop_on_signals(_announce) as stop, _checkpointer(config, files) as checkpointer:
         latest = checkpointer.latest_step()
         saved = None if latest is None else checkpointer.info(latest)["config"]
-        files.claim(config.to_dict(), saved)
-        summary = group.agree(files.summary())
+        files.compare(config.to_dict(), saved)
+        summary = group.agree(files.summary(config.to_dict()))
         if summary is not None:
             return Outcome(True, config.num_steps, summary, _complete_message(config, files))
         stepper = make_stepper(config, problem or config.problem.build(config.seed))
@@ -94,9 +97,12 @@ def run(
                 stepper.use(places)
                 state = stepper.initial_state()
                 earlier = 0.0
-                if latest is not None:  # perhaps an older one, if the latest is damaged
+                # Perhaps an older one, if the latest is damaged; an error, if all are.
+                if latest is not None or numbered_folders(files.checkpoints):
                     state = checkpointer.restore(state)
                     earlier = checkpointer.metadata(checkpointer.restored_step)["seconds"]
+                # Not earlier: a run refused for its data or values leaves the directory free.
+                files.claim(config.to_dict(), saved)
                 loop = _Loop(stepper, checkpointer, files, stop, progress and group.leads, earlier)
                 step, state, rows = loop.run(state, checkpointer.restored_step)
             if step < config.num_steps or loop.asked:
@@ -142,12 +148,21 @@ class _Loop:
     ) -> tuple[int, RunState, list[dict[str, Any]]]:
         """Steps until the end, a signal, or ``stop_at``; returns step, state and all rows."""
         step = restored or 0
-        rows = self.files.open_metrics(-1 if restored is None else restored)
+        rows = self.files.open_metrics(
+            -1 if restored is None else restored,
+            fields=(*_FIELDS, *self.stepper.problem.watch),
+            expected=range(0, step, self.config.log_every),
+            surely_saved=2 * self.config.checkpoint_every,
+        )
         bar = _progress_bar(self.config.num_steps, step) if self.progress else None
         show = self._shower(bar)
+        if bar is not None:
+            bar.set_postfix_str("compiling")
         if self.progress and jax.process_count() == 1:
             _say(f"engine {self.stepper.explain(state)}")
-        if restored is None:
+        # Also where the row of the restored step is lost: it is a function of the state.
+        there = bool(rows) and rows[-1]["step"] == step
+        if self._group.agree(restored is None or (self._logs(step) and not there)):
             rows.append(self._log(state, step, show))
         elif rows:
             show(rows[-1])
@@ -163,13 +178,16 @@ class _Loop:
             self._ask()
             if bar is not None:
                 bar.update(count)
-            if step % self.config.log_every == 0 or step == self.config.num_steps:
+            if self._logs(step):
                 rows.append(self._log(state, step, show))
             if step % self.config.checkpoint_every == 0 or step == end or self.asked:
                 self._save(state, step)
         if bar is not None:
             bar.close()
         return step, state, rows
+
+    def _logs(self, step: int) -> bool:
+        return step % self.config.log_every == 0 or step == self.config.num_steps
 
     def _ask(self) -> None:
         """Whether a signal has reached any of the processes: then all stop at the same step."""
@@ -255,9 +273,12 @@ class _Pace:
 
 
 def _checkpointer(config: ExperimentConfig, files: Workdir) -> Checkpointer:
-    return Checkpointer(
-        files.checkpoints, keep_latest=config.keep_checkpoints, config=config.to_dict()
-    )
+    try:
+        return Checkpointer(
+            files.checkpoints, keep_latest=config.keep_checkpoints, config=config.to_dict()
+        )
+    except CheckpointWriteError as error:
+        raise WorkdirError(str(error)) from error
 
 
 def _progress_bar(total: int, done: int):
@@ -290,6 +311,8 @@ def _complete_message(config: ExperimentConfig, files: Workdir) -> str:
 
 def _stopped_message(config: ExperimentConfig, files: Workdir, step: int, stop: StopFlag) -> str:
     why = stop.reason or "stop_at"
+    if step == 0:
+        return f"stopped before the first step ({why}); the same command starts again."
     return (
         f"stopped at step {step} of {config.num_steps} ({why}) and saved in {files.path}; "
         "the same command continues."
