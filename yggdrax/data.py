@@ -100,12 +100,19 @@ def read_csv(path: str | os.PathLike, *, target: int = -1, batch_size: int | Non
     path = os.fspath(path)
     if not os.path.isfile(path):
         raise FileNotFoundError(f"there is no data file {path!r}.")
-    with open(path, newline="", encoding="utf-8-sig") as file:
-        lines = [(i, row) for i, row in enumerate(csv.reader(file), 1) if any(map(str.strip, row))]
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = enumerate(csv.reader(file), 1)
+            lines = [(i, row) for i, row in rows if any(map(str.strip, row))]
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no text in UTF-8 ({error.reason}): save it as UTF-8."
+        ) from error
     if not lines:
         raise DataError(f"{path}: the file holds no rows.")
     names = [f"column {i + 1}" for i in range(len(lines[0][1]))]
-    if not any(_is_number(entry) or _is_missing(entry) for entry in lines[0][1]):
+    first = lines[0][1]
+    if not any(map(_is_number, first)) and not all(map(_is_missing, first)):
         names = [entry.strip() for entry in lines.pop(0)[1]]
     table = np.array([_numbers(path, i, row, names) for i, row in lines], np.float64)
     if table.ndim != 2 or table.shape[1] < 2:
@@ -223,6 +230,8 @@ def _is_missing(entry: str) -> bool:
 
 
 def _is_number(entry: str) -> bool:
+    if "_" in entry:  # which Python reads as a separator of thousands
+        return False
     try:
         return math.isfinite(float(entry))
     except ValueError:

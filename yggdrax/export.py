@@ -64,10 +64,43 @@ def save_npz(path: str | os.PathLike, particles: PyTree) -> None:
     os.replace(temporary, path)
 
 
-def load_npz(path: str | os.PathLike) -> Mapping[str, np.ndarray]:
-    """Reads an archive back as a dictionary of arrays by name."""
+def load_npz(path: str | os.PathLike, like: PyTree = None) -> Any:
+    """Reads what :func:`save_npz` or a run wrote.
+
+    Args:
+      path: the archive.
+      like: particles of the same structure, such as ``init_particles(key, target, 1)``; N may
+        differ.
+
+    Returns:
+      A dictionary of arrays by name; with ``like`` the particles, in its structure and dtypes.
+
+    Raises:
+      ValueError: if names or shapes of one particle differ from those of ``like``.
+
+    Example:
+      >>> import tempfile
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     save_npz(f"{folder}/p.npz", {"a": np.ones((5, 2))})
+      ...     load_npz(f"{folder}/p.npz", like={"a": jax.numpy.zeros((1, 2))})["a"].shape
+      (5, 2)
+    """
     with np.load(path) as archive:
-        return {name: archive[name] for name in archive.files}
+        arrays = {name: archive[name] for name in archive.files}
+    if like is None:
+        return arrays
+    names = leaf_names(like)
+    if set(names) != set(arrays):
+        raise ValueError(f"{path} holds the leaves {sorted(arrays)}, not {sorted(names)}.")
+    leaves = []
+    for name, leaf in zip(names, jax.tree.leaves(like), strict=True):
+        if arrays[name].shape[1:] != np.shape(leaf)[1:]:
+            raise ValueError(
+                f"{path}: one particle's {name} has shape {arrays[name].shape[1:]}, not "
+                f"{np.shape(leaf)[1:]}."
+            )
+        leaves.append(jax.numpy.asarray(arrays[name], jax.numpy.result_type(leaf)))
+    return jax.tree.unflatten(jax.tree.structure(like), leaves)
 
 
 def to_arviz(

@@ -5,6 +5,8 @@ of the *mean* of the losses is 1/N of the right one and silently targets p^(1/N)
 is far too wide. :func:`particle_grads` returns the gradients that ``svgd`` expects.
 """
 
+import contextlib
+import inspect
 import warnings
 from typing import Any, Literal, overload
 
@@ -15,7 +17,7 @@ from jax.core import Tracer
 
 from yggdrax.sharding import rows_like
 from yggdrax.targets.base import Target, check_scalar
-from yggdrax.typing import Key, ParticleTree, PyTree
+from yggdrax.typing import Key, ParticleTree, PyTree, is_whole
 
 __all__ = [
     "EqualParticlesWarning",
@@ -43,6 +45,7 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
 
     Raises:
       ValueError: if ``num_particles`` is not a positive integer.
+      TypeError: for a target that is none, or a key that is none.
 
     Warns:
       EqualParticlesWarning: if the target draws equal particles, since equal particles get equal
@@ -53,6 +56,12 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
       >>> init_particles(jax.random.key(0), Banana(), 100).shape
       (100, 2)
     """
+    if not hasattr(target, "init_many"):
+        raise TypeError(
+            f"{target!r} has no init_many, so no particles can be drawn: wrap a plain function in "
+            "yggdrax.LogDensity(function, init), or pass particles of your own."
+        )
+    check_key(key)
     # Compiled as one program: op by op, a network's initialisers take several times as long.
     particles = jax.jit(target.init_many, static_argnums=1)(key, _check_count(num_particles))
     warn_if_equal(particles, stacklevel=3)
@@ -165,7 +174,7 @@ def particle_grads(
       new model state.
 
     Raises:
-      TypeError: for an integer leaf, by name.
+      TypeError: for an integer leaf, by name, or a function that cannot be called like that.
       ValueError: if the target returns no scalar, if leading axes differ, or if the target has
         mutable collections and no ``model_state`` is given.
 
@@ -175,6 +184,7 @@ def particle_grads(
       [[1.0], [3.0]]
     """
     num_particles = _check_particles(particles)
+    _check_callable(target, batch, key)
     keys = None
     if key is not None:
         keys = rows_like(jax.random.split(key, num_particles), particles)
@@ -198,9 +208,29 @@ def particle_grads(
     return gradients if model_state is None else (gradients, new_state)
 
 
+def _check_callable(target: Any, batch: Any, key: Any) -> None:
+    """A plain function must take what a target takes."""
+    if isinstance(target, Target) or not callable(target):
+        return
+    with contextlib.suppress(ValueError):  # a builtin without a signature
+        try:
+            inspect.signature(target).bind(None, batch, key=key)
+        except TypeError as error:
+            raise TypeError(
+                f"the target is called as target(particle, batch, key=key), which {target!r} does "
+                f"not take ({error}): wrap a function of the particle in "
+                "yggdrax.LogDensity(function, init)."
+            ) from None
+
+
+def check_key(key: Any) -> None:
+    """Raises a TypeError for what cannot be a random key, such as a seed."""
+    if isinstance(key, (int, float, str, type(None))):
+        raise TypeError(f"key must be a random key, such as jax.random.key(0), not {key!r}.")
+
+
 def _check_count(num_particles: int) -> int:
-    whole = isinstance(num_particles, (int, np.integer)) and not isinstance(num_particles, bool)
-    if not whole or num_particles < 1:
+    if not is_whole(num_particles, 1):
         raise ValueError(
             f"num_particles must be a positive integer, not {num_particles!r}: choose at least 1."
         )

@@ -25,12 +25,15 @@ class Status(enum.IntFlag):
     """The bandwidth fell to its floor (median of zero, or a number that small)."""
     COLLAPSED = 32
     """All particles coincide: equal particles receive equal updates and can never separate."""
+    OUT_OF_RANGE = 64
+    """Temperature, scale or bandwidth was not positive and finite; below zero the update is NaN."""
 
 
 _ADVICE = {
     Status.NONFINITE: (
-        "a particle or a score was NaN or infinite, and so is the update. Find the cause in the "
-        "target, or guard the chain with optax.apply_if_finite(optax.chain(yg.svgd(...), ...), 5)."
+        "a particle or a score was NaN or infinite, or too large for its dtype, and so is the "
+        "update. Find the cause in the target, or guard the chain with "
+        "optax.apply_if_finite(optax.chain(yg.svgd(...), ...), 5)."
     ),
     Status.CAPACITY: (
         "the tree needed longer lists than its capacity, so the exact sum served. "
@@ -52,6 +55,10 @@ _ADVICE = {
     Status.COLLAPSED: (
         "all particles coincide, and equal particles can never separate. Initialise each with a "
         "key of its own, as init_particles does."
+    ),
+    Status.OUT_OF_RANGE: (
+        "the temperature, the scale or the bandwidth was not a positive, finite number: look at "
+        "the schedule, rule or outer loop that it comes from, and learn logarithms of such numbers."
     ),
 }
 

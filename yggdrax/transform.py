@@ -26,6 +26,7 @@ from yggdrax.kernels import (
     BandwidthRule,
     Kernel,
     MedianRule,
+    ceiling_of,
     check_positive,
     floor_of,
     resolve_kernel,
@@ -89,10 +90,11 @@ def svgd(
         ``MedianRule()``, ``BandwidthRule(fn)`` for a function of the particles, or a callable,
         an Optax schedule of the step. Values below 1e-15 (float32) are raised to that.
       kernel: ``RBF()``, ``IMQ()``, ``Radial(profile)``, or a name.
-      engine: how the sum over pairs is done: ``"exact"``, ``"auto"`` (at present the same),
-        ``"fourier"`` (one to three dimensions, many particles), or an engine object. The error of
-        an engine with ``check_every`` is measured at those steps, and above its ``rtol`` the exact
-        sum serves from the next step on.
+      engine: how the sum over pairs is done: ``"exact"``, ``"fourier"`` (one to three dimensions,
+        many particles), ``"tree"``, ``"auto"`` (the cheaper of the first two;
+        :func:`yggdrax.explain` says which and why), or an engine object. The error of an engine
+        with ``check_every`` is measured at those steps, and above its ``rtol`` the exact sum serves
+        from the next step on.
       temperature: T > 0, a number or a schedule; the target is p^(1/T). It divides the score only.
       scale: the kernel measures x / scale: a number, a tree like one particle, or
         ``RunningScale()``. The bandwidth is then in units of the scale.
@@ -128,6 +130,8 @@ def svgd(
         raise ValueError(f"per must be 'particle', 'leaf' or 'coordinate', not {per!r}.")
     if isinstance(distances, str):
         distances = (distances,)
+    if distances is not None and not all(isinstance(name, str) for name in distances):
+        raise TypeError(f"distances must be names of leaves, not {distances!r}.")
     options = _Options(
         rule, resolve_kernel(kernel), resolve_engine(engine), temperature, scale, distances, per
     )
@@ -196,6 +200,13 @@ class _Options(NamedTuple):
 
     def validate(self, layout: ParticleLayout, particles: ParticleTree) -> None:
         """Raises early what a first update would raise."""
+        if self.engine.needs_one_matrix:
+            widths = {"particle": (layout.dimension,), "leaf": layout.sizes, "coordinate": (1,)}
+            for d in widths[self.per]:
+                engine = self.engine.choose(layout.num_particles, d, layout.dtype, self.kernel)
+                problem = engine.refuses((layout.num_particles, d), layout.dtype, self.kernel)
+                if problem:
+                    raise ValueError(problem)
         if self.distances is not None:
             chosen_leaves(layout, particles, self.distances)
         if self.scale is not None and not isinstance(self.scale, RunningScale):
@@ -216,12 +227,18 @@ class _Options(NamedTuple):
         """One update."""
         value = self.temperature(state.count) if callable(self.temperature) else self.temperature
         temperature = jnp.asarray(value, layout.dtype)
+        flags = _range_flag(temperature)
+        temperature = jnp.where(temperature > 0, temperature, jnp.nan)
         carry, scale = state.carry, self.scale
         if isinstance(scale, RunningScale):
             carry, scale = scale.update(carry, params, state.count)
         x = layout.matrices(params)
         s = [-g / temperature for g in layout.matrices(updates)]
-        weights = self._weights(layout, params, scale)
+        weights = None if scale is None else scale_weights(layout, scale)
+        if weights is not None and not isinstance(self.scale, RunningScale):
+            flags = flags | _range_flag(jnp.concatenate(weights))
+        if self.distances is not None:
+            weights = self._chosen(layout, params, weights)
         if weights is not None:
             # z = w x, and phi = f times the sum in z with scores S / f (see the metric's module).
             factors = [jnp.where(w == 0, 1, w) for w in weights]
@@ -232,7 +249,7 @@ class _Options(NamedTuple):
         else:
             phi, h, status, error = self._sum(layout, x, s, state, params)
         finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in phi]))
-        status = state.status | status | jnp.where(finite, 0, Status.NONFINITE.value)
+        status = state.status | status | flags | jnp.where(finite, 0, Status.NONFINITE.value)
         return layout.tree([-leaf for leaf in phi], updates), state._replace(
             count=optax.safe_increment(state.count),
             bandwidth=h.astype(state.bandwidth.dtype),
@@ -242,13 +259,11 @@ class _Options(NamedTuple):
             carry=carry,
         )
 
-    def _weights(self, layout: ParticleLayout, params, scale) -> list[Array] | None:
-        """The weight w of every coordinate, ``(d_l,)`` a leaf, or None if all are 1."""
-        if scale is None and self.distances is None:
-            return None
-        weights = scale_weights(layout, 1.0 if scale is None else scale)
-        if self.distances is None:
-            return weights
+    def _chosen(self, layout: ParticleLayout, params, weights) -> list[Array]:
+        """The weight of every coordinate, ``(d_l,)`` a leaf, zero in leaves left out."""
+        if weights is None:
+            weights = scale_weights(layout, 1.0)
+        assert self.distances is not None
         chosen = chosen_leaves(layout, params, self.distances)
         return [w if keep else jnp.zeros_like(w) for w, keep in zip(weights, chosen, strict=True)]
 
@@ -258,13 +273,13 @@ class _Options(NamedTuple):
             always = self.engine.needs_one_matrix
             xs, ss = layout.join(x, always=always), layout.join(s, always=always)
             h, flags = self._bandwidth(xs, params, state.count)
-            phi, status, error = self._engine(xs, ss, h, state)
+            phi, status, error = self._engine(_held(xs, flags), ss, h, state)
             return layout.split(phi), h, status | flags, error
         if self.per == "leaf":
             phi, widths, status, errors = [], [], jnp.zeros((), jnp.int32), []
             for matrix, scores, leaf in zip(x, s, jax.tree.leaves(params), strict=True):
                 h, flags = self._bandwidth((matrix,), leaf, state.count)
-                (part,), bits, error = self._engine((matrix,), (scores,), h, state)
+                (part,), bits, error = self._engine(_held((matrix,), flags), (scores,), h, state)
                 phi, widths, errors = [*phi, part], [*widths, h], [*errors, error]
                 status = status | bits | flags
             return phi, jnp.stack(widths), status, jnp.max(jnp.stack(errors))
@@ -276,7 +291,7 @@ class _Options(NamedTuple):
         def one(column):
             matrix, scores = column[0][:, None], column[1][:, None]
             h, flags = self._bandwidth((matrix,), matrix, state.count)
-            (phi,), status, error = self._engine((matrix,), (scores,), h, state)
+            (phi,), status, error = self._engine(_held((matrix,), flags), (scores,), h, state)
             return phi[:, 0], h, status | flags, error
 
         # Coordinates side by side as long as their kernel matrices stay small together. Particles
@@ -299,7 +314,7 @@ class _Options(NamedTuple):
         h = jnp.asarray(h, dtype)
         if h.ndim:
             raise ValueError(f"a bandwidth must be one number, but its shape is {h.shape}.")
-        floor = floor_of(dtype)
+        floor, ceiling = floor_of(dtype), ceiling_of(dtype)
         at_floor = h < floor
         equal = jax.lax.cond(
             at_floor,
@@ -309,7 +324,8 @@ class _Options(NamedTuple):
         flags = jnp.where(at_floor, Status.BANDWIDTH_FLOOR.value, 0) | jnp.where(
             equal, Status.COLLAPSED.value, 0
         )
-        return jnp.where(at_floor, floor, h), flags
+        flags = flags | jnp.where(jnp.isinf(h), Status.OUT_OF_RANGE.value, 0)
+        return jnp.where(at_floor, floor, jnp.where(h > ceiling, ceiling, h)), flags
 
     def _engine(self, x: Leaves, s: Leaves, h: Array, state: SvgdState):
         """Returns phi, status bits, and the measured error: NaN where none was due."""
@@ -340,6 +356,22 @@ class _Options(NamedTuple):
         return (phi,), status | jnp.where(error > engine.rtol, Status.INACCURATE.value, 0), error
 
 
+def _held(x: Leaves, flags: Array) -> Leaves:
+    """The particles, without a derivative of their distances where the bandwidth is at its floor.
+
+    Those that differ are out of each other's reach there, and between equal ones the derivative
+    grows as 1 / h^2, beyond every dtype.
+    """
+    at_floor = (flags & Status.BANDWIDTH_FLOOR.value) != 0
+    return tuple(jnp.where(at_floor, jax.lax.stop_gradient(leaf), leaf) for leaf in x)
+
+
+def _range_flag(values: Array) -> Array:
+    """The status bit of numbers that must be positive and finite; nothing inside jit can raise."""
+    fine = jnp.all((values > 0) & jnp.isfinite(values))
+    return jnp.where(fine, 0, Status.OUT_OF_RANGE.value)
+
+
 def get_state(opt_state: PyTree) -> SvgdState:
     """Finds the state of ``svgd`` inside any nest of chains and wrappers.
 
@@ -347,6 +379,8 @@ def get_state(opt_state: PyTree) -> SvgdState:
       ValueError: if there is none, or more than one.
     """
     states = _states(opt_state)
+    if not states:
+        raise ValueError("there is no SvgdState in the optimizer state: is svgd in its chain?")
     if len(states) != 1:
         raise ValueError(
             f"expected one SvgdState in the optimizer state, found {len(states)}: pass the part "
@@ -366,7 +400,7 @@ def check(opt_state: PyTree) -> None:
     """
     states = _states(opt_state)
     if not states:
-        raise ValueError("there is no SvgdState in the optimizer state.")
+        raise ValueError("there is no SvgdState in the optimizer state: is svgd in its chain?")
     bits = 0
     for state in states:
         bits |= int(np.bitwise_or.reduce(np.asarray(state.status).reshape(-1)))

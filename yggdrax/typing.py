@@ -31,3 +31,14 @@ ParticleTree: TypeAlias = Any
 
 Number: TypeAlias = float | int | np.number | jax.Array
 """A number given by the user: Python, NumPy, or a traced scalar."""
+
+
+def is_whole(value: Any, least: int) -> bool:
+    """Whether an option is an integer, no truth value, and not below ``least``.
+
+    Example:
+      >>> is_whole(3, 1), is_whole(True, 0), is_whole(2.0, 0)
+      (True, False, False)
+    """
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and bool(value >= least)

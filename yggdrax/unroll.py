@@ -6,10 +6,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
+from jax.core import Tracer
 
-from yggdrax.particles import init_particles, particle_grads
+from yggdrax.particles import check_key, init_particles, particle_grads, warn_if_equal
 from yggdrax.transform import SvgdState, get_state, svgd
-from yggdrax.typing import Array, Key, ParticleTree, PyTree
+from yggdrax.typing import Array, Key, ParticleTree, PyTree, is_whole
 
 __all__ = ["Samples", "Unrolled", "sample", "unrolled"]
 
@@ -38,7 +39,8 @@ def sample(
     """Draws particles and moves them onto a target: a whole run in one call, one compiled loop.
 
     Args:
-      target: a target module (or whatever :func:`yggdrax.particle_grads` takes).
+      target: a target module; with ``particles`` also whatever :func:`yggdrax.particle_grads`
+        takes. A plain function becomes a target by ``LogDensity(function, init)``.
       key: a random key; one key of its own for each particle is derived from it.
       num_particles: N.
       num_steps: number of updates.
@@ -52,6 +54,7 @@ def sample(
 
     Raises:
       ValueError: if N or the number of steps is out of range, or the optimizer holds no ``svgd``.
+      TypeError: for a key that is none, or a function that is no target.
 
     Example:
       >>> import jax, yggdrax as yg
@@ -59,12 +62,19 @@ def sample(
       >>> f"{float(run.particles.mean()):.1f}"
       '1.0'
     """
-    if num_steps < 0:
-        raise ValueError(f"num_steps must not be negative, but is {num_steps}.")
+    _check_steps(num_steps)
+    check_key(key)
     if optimizer is None:
         optimizer = optax.chain(svgd("median"), optax.adam(0.1))
     if particles is None:
         particles = init_particles(key, target, num_particles)
+    else:
+        rows = {jnp.shape(leaf)[:1] for leaf in jax.tree.leaves(particles)}
+        if rows != {(num_particles,)}:
+            raise ValueError(
+                f"num_particles is {num_particles}, but the leading axes of particles are {rows}."
+            )
+        warn_if_equal(particles, stacklevel=3)
     opt_state = optimizer.init(particles)
     get_state(opt_state)
 
@@ -152,8 +162,7 @@ def unrolled(
       >>> f"{jax.grad(width)(0.5):.2f}"
       '0.24'
     """
-    if num_steps < 0:
-        raise ValueError(f"num_steps must not be negative, but is {num_steps}.")
+    _check_steps(num_steps)
     if opt_state is None:
         opt_state = optimizer.init(particles)
     get_state(opt_state)
@@ -173,3 +182,10 @@ def unrolled(
     steps = jnp.arange(num_steps, dtype=jnp.int32)
     (particles, opt_state), _ = jax.lax.scan(step, (particles, opt_state), (steps, keys))
     return Unrolled(particles, opt_state)
+
+
+def _check_steps(num_steps: Any) -> None:
+    if isinstance(num_steps, Tracer):
+        raise TypeError("num_steps must be static, but is traced: unrolled has a fixed length.")
+    if not is_whole(num_steps, 0):
+        raise ValueError(f"num_steps must be an integer, not negative, but is {num_steps!r}.")

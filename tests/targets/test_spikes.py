@@ -101,3 +101,24 @@ def test_any_target_can_be_asked():
     assert list(find_spikes(centred, centred.init(jax.random.key(0)))) == ["log_prior_precision"]
     with pytest.warns(SpikeWarning, match="moving log_prior_precision"):
         warn_of_spikes(centred, centred.init(jax.random.key(0)))
+
+
+def test_a_vector_of_precisions_is_found_too():
+    # One precision a layer is the usual hierarchy.
+    class PerLayer(Prior):
+        def init(self, key):
+            return {"log_precisions": jnp.zeros(4)}
+
+        def log_prob(self, params, extra):
+            layers = zip(extra["log_precisions"], jax.tree.leaves(params), strict=True)
+            weights = sum(
+                -0.5 * jnp.exp(t) * jnp.sum(leaf**2) + 0.5 * leaf.size * t for t, leaf in layers
+            )
+            t = extra["log_precisions"]
+            return weights + jnp.sum(t - 0.1 * jnp.exp(t))
+
+        def sample(self, key, template):
+            return jax.tree.map(jnp.ones_like, template)
+
+    with pytest.warns(SpikeWarning, match="log_precisions"):
+        BayesianNetwork(Net, prior=PerLayer(), num_data=10)

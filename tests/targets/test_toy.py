@@ -82,7 +82,7 @@ def test_float64_inputs_give_float64(x64):
         (lambda: Mixture([1.0], [Gaussian([0.0], 1.0)] * 2), "2 positive numbers"),
         (lambda: Mixture([1, 1], [Gaussian([0.0], 1.0), Banana()]), "one dimension"),
         (lambda: Banana(scale=-1.0), "scale must be a positive number, not -1.0"),
-        (lambda: Funnel(1), "dimension must be at least 2, not 1"),
+        (lambda: Funnel(1), "dimension must be an integer, at least 2, not 1"),
         (lambda: Banana()(jnp.zeros((5, 2))), r"one particle of shape \(2,\), not \(5, 2\)"),
     ],
 )

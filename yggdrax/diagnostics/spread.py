@@ -66,6 +66,11 @@ def check_spread(
 ) -> Spread:
     """Compares the particles' width with the target's, and warns of a collapse with advice.
 
+    What is measured is Stein's identity, E[-x . score] = d for centred x, in all coordinates
+    together and in each leaf (where it may be off, even negative, for few particles). It sees
+    particles that are too close, not a shape that is wrong: on a bent or many-peaked target
+    particles can pass that miss most of it.
+
     Args:
       particles: leaves (N, ...), after the run.
       scores: the gradient of log p at each particle over all the data, like ``particles``.

@@ -4,6 +4,7 @@ from yggdrax.kernels.bandwidth import (
     BandwidthRule,
     MedianRule,
     as_bandwidth,
+    ceiling_of,
     check_positive,
     floor_of,
 )
@@ -17,6 +18,7 @@ __all__ = [
     "MedianRule",
     "Radial",
     "as_bandwidth",
+    "ceiling_of",
     "check_positive",
     "floor_of",
     "resolve_kernel",

@@ -21,7 +21,14 @@ from yggdrax.kernels.distances import (
 )
 from yggdrax.typing import Array, Number
 
-__all__ = ["BandwidthRule", "MedianRule", "as_bandwidth", "check_positive", "floor_of"]
+__all__ = [
+    "BandwidthRule",
+    "MedianRule",
+    "as_bandwidth",
+    "ceiling_of",
+    "check_positive",
+    "floor_of",
+]
 
 # All distinct pairs are used up to this N; above, a fixed sample of pairs. In many dimensions one
 # matrix product for all pairs is cheaper than gathering the sample, up to a larger N.
@@ -32,6 +39,11 @@ ALL_PAIRS_BY_PRODUCT = 1024
 def floor_of(dtype) -> float:
     """The smallest bandwidth used: 1e-15 in float32, 1e-120 in float64."""
     return 1e-15 if jnp.finfo(dtype).bits <= 32 else 1e-120
+
+
+def ceiling_of(dtype) -> float:
+    """The largest bandwidth used, by which no square overflows; every kernel value is 1 there."""
+    return 1e30 if jnp.finfo(dtype).bits <= 32 else 1e150
 
 
 def check_positive(value: Number, name: str) -> None:
@@ -47,7 +59,12 @@ def check_positive(value: Number, name: str) -> None:
         value, bool
     ):
         raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
-    number = float(value)
+    if not isinstance(value, (int, float)) and value.dtype == bool:
+        raise TypeError(f"{name} must be a number, not a truth value.")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
     if not (math.isfinite(number) and number > 0):
         raise ValueError(f"{name} must be positive and finite, not {number!r}.")
 
@@ -55,11 +72,14 @@ def check_positive(value: Number, name: str) -> None:
 def as_bandwidth(value: Number, dtype) -> Array:
     """A bandwidth given as a number: checked as far as it is known, and raised to the floor; ().
 
+    A traced one that is not positive becomes NaN, and so will the sum.
+
     Raises:
       ValueError: if it is known and not positive and finite.
     """
     check_positive(value, "bandwidth")
-    return jnp.maximum(jnp.asarray(value, dtype), floor_of(dtype))
+    h = jnp.clip(jnp.asarray(value, dtype), floor_of(dtype), ceiling_of(dtype))
+    return jnp.where(value > 0, h, jnp.nan) if isinstance(value, Tracer) else h
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +125,11 @@ class BandwidthRule:
     """
 
     fn: Callable[..., Number]
+
+    def __post_init__(self):
+        """Refuses what cannot be called."""
+        if not callable(self.fn):
+            raise TypeError(f"BandwidthRule takes a function of the particles, not {self.fn!r}.")
 
 
 def _median_of_sample(leaves: Sequence[Array]) -> Array:

@@ -101,12 +101,30 @@ class Radial(Kernel):
 
     profile: Callable[[Array], Array]
 
+    def __post_init__(self):
+        """Refuses what cannot be called."""
+        if not callable(self.profile):
+            raise TypeError(f"Radial takes a profile, a function of u, not {self.profile!r}.")
+
     def kappa(self, m: int, u: Array) -> Array:
-        """The profile's m-th derivative times ``(-2) ** m``, by forward differentiation."""
-        function = self.profile
+        """The profile's m-th derivative times ``(-2) ** m``, by forward differentiation.
+
+        Raises:
+          ValueError: for a profile that is not elementwise.
+        """
+        function = self._elementwise
         for _ in range(m):
             function = _minus_twice_derivative(function)
         return function(u)
+
+    def _elementwise(self, u: Array) -> Array:
+        value = jnp.asarray(self.profile(u))
+        if value.shape != jnp.shape(u):
+            raise ValueError(
+                f"the profile of Radial must be elementwise: for u of shape {jnp.shape(u)} it "
+                f"returned shape {value.shape}. (A constant is jnp.ones_like(u).)"
+            )
+        return value
 
 
 def _minus_twice_derivative(function):

@@ -54,7 +54,14 @@ def _on_shard(kernel: Kernel, axes: Axes, rows_of_all, rest):
     targets = fetch(x, rows, axes).reshape(-1, _ROWS, x.shape[1])
     attraction, repulsion = total(jax.lax.map(some, targets), axes)
     exact = (attraction + repulsion).reshape(TARGETS, -1)
-    gross = jnp.sqrt(jnp.sum(attraction**2) + jnp.sum(repulsion**2))
-    wrong = jnp.sqrt(jnp.sum((fetch(phi, rows, axes) - exact) ** 2))
+    wrong = _norm(fetch(phi, rows, axes) - exact)
+    gross = jnp.hypot(_norm(attraction), _norm(repulsion))
     # Nothing to be wrong about: no score and no repulsion.
     return (), (jnp.where(wrong == 0, 0, wrong / gross).astype(jnp.float32),)
+
+
+def _norm(values: Array) -> Array:
+    """Root sum of squares, of numbers whose squares may over- or underflow."""
+    largest = jnp.max(jnp.abs(values))
+    unit = jnp.where(largest > 0, largest, 1)
+    return unit * jnp.sqrt(jnp.sum((values / unit) ** 2))

@@ -47,6 +47,11 @@ class Engine:
         del n, d, dtype, kernel
         return self
 
+    def refuses(self, shape: tuple[int, int], dtype, kernel: Kernel) -> str | None:
+        """Why this engine cannot serve particles of such a shape, or None if it can."""
+        del shape, dtype, kernel
+        return None
+
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """Computes phi for ``x`` and ``s`` of shape (N, d) and a bandwidth ``h`` of shape ().
 

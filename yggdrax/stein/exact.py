@@ -16,7 +16,6 @@ from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
@@ -34,7 +33,7 @@ from yggdrax.stein.pairs import (
     product_is_safe,
 )
 from yggdrax.stein.wide import wide_phi
-from yggdrax.typing import Array, Number, ParticleTree, PyTree
+from yggdrax.typing import Array, Number, ParticleTree, PyTree, is_whole
 
 __all__ = ["Exact", "exact_phi"]
 
@@ -93,11 +92,7 @@ class Exact(Engine):
 
 
 def _check_block_size(block_size: int | None) -> None:
-    if block_size is not None and (
-        isinstance(block_size, bool)
-        or not isinstance(block_size, (int, np.integer))
-        or block_size < 1
-    ):
+    if block_size is not None and not is_whole(block_size, 1):
         raise ValueError(f"block_size must be a positive integer or None, not {block_size!r}.")
 
 

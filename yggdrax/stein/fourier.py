@@ -15,7 +15,7 @@ from yggdrax.status import Status
 from yggdrax.stein import modes, nufft
 from yggdrax.stein.engine import Engine, SteinSum
 from yggdrax.stein.exact import Exact
-from yggdrax.typing import Array
+from yggdrax.typing import Array, is_whole
 
 __all__ = ["Fourier"]
 
@@ -106,9 +106,11 @@ class Fourier(Engine):
         """Checks the options."""
         if not 1e-14 <= self.rtol <= 0.1:
             raise ValueError(f"rtol must lie between 1e-14 and 0.1, got {self.rtol}.")
-        if self.max_modes is not None and self.max_modes < 19:
-            raise ValueError(f"max_modes must be 19 at least, got {self.max_modes}.")
-        if self.check_every < 0:
+        if self.max_modes is not None and not is_whole(self.max_modes, 19):
+            raise ValueError(f"max_modes must be an integer, 19 at least, got {self.max_modes!r}.")
+        if not isinstance(self.fallback, Engine):
+            raise TypeError(f"fallback must be an engine, such as Exact(), not {self.fallback!r}.")
+        if not is_whole(self.check_every, 0):
             raise ValueError(f"check_every must be 0 (never) or positive, got {self.check_every}.")
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:

@@ -73,8 +73,11 @@ def scale_weights(layout: ParticleLayout, scale: PyTree) -> list[Array]:
 
     Raises:
       ValueError: if it fits none of these.
+      TypeError: for text.
     """
     leaves = jax.tree.leaves(scale)
+    if any(isinstance(leaf, (str, bytes)) for leaf in leaves):
+        raise TypeError(f"scale must be one number or a tree of numbers, not {scale!r}.")
     if jax.tree_util.treedef_is_leaf(jax.tree.structure(scale)) and jnp.ndim(scale) == 0:
         leaves = leaves * len(layout.shapes)
     elif jax.tree.structure(scale) != layout.structure:
@@ -90,6 +93,8 @@ def scale_weights(layout: ParticleLayout, scale: PyTree) -> list[Array]:
             raise ValueError(
                 f"a scale of shape {jnp.shape(leaf)} does not fit particles of shape {shape[1:]}."
             ) from None
+        # A negative scale would do as its amount; traced, it can only become NaN.
+        full = jnp.where(full > 0, full, jnp.nan)
         weights.append(1 / full.reshape(-1))
     return weights
 

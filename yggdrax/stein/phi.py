@@ -1,13 +1,16 @@
 """The tree sum as functions: a topology from particles, and phi from a topology."""
 
 import dataclasses
+import functools
+
+import jax
 
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Topology, evaluate
 from yggdrax.stein.tree import Tree
-from yggdrax.typing import Number, ParticleTree
+from yggdrax.typing import Array, Number, ParticleTree
 
 __all__ = ["build_svgd_topology", "svgd_phi", "svgd_phi_from_topology"]
 
@@ -78,8 +81,20 @@ def build_svgd_topology(
         exact_above=exact_above,
     )
     h = as_bandwidth(1.0 if bandwidth is None else bandwidth, layout.dtype)
-    x = layout.matrix(particles)
-    return engine.topology(x, h, resolve_kernel(kernel), reuse=float(reuse))
+    return _build(engine, resolve_kernel(kernel), float(reuse), layout.matrix(particles), h)
+
+
+# Compiled, so that calls outside of any jit do not trace and compile their conditions each time.
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def _build(engine: Tree, kernel: Kernel, reuse: float, x: Array, h: Array) -> Topology:
+    return engine.topology(x, h, kernel, reuse=reuse)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _phi(accumulate: str, topology: Topology, x: Array, s: Array, h: Array) -> Array:
+    current = topology.refreshed(x, h)
+    plan = dataclasses.replace(topology.plan, accumulate=accumulate)
+    return evaluate(dataclasses.replace(current, plan=plan), x, s, h)
 
 
 def svgd_phi_from_topology(
@@ -148,9 +163,7 @@ def svgd_phi_from_topology(
             f"the topology was built for particles {topology.x.shape} {topology.x.dtype}, but "
             f"these are {x.shape} {x.dtype}: build one for them."
         )
-    current = topology.refreshed(x, h)
-    plan = dataclasses.replace(topology.plan, accumulate=accumulate)
-    phi = evaluate(dataclasses.replace(current, plan=plan), x, s, h)
+    phi = _phi(accumulate, topology, x, s, h)
     return layout.tree(layout.split((phi,)), particles)
 
 

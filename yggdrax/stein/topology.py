@@ -112,7 +112,13 @@ class Topology:
         """
         x = layout_of(particles).matrix(particles)
         h = self.h if bandwidth is None else jnp.asarray(bandwidth, self.h.dtype)
-        return self.refreshed(x, h)
+        return _refresh(self, x, h)
+
+
+@jax.jit
+def _refresh(topology: Topology, x: Array, h: Array) -> Topology:
+    """Compiled, since the condition would otherwise be compiled again by each call outside jit."""
+    return topology.refreshed(x, h)
 
 
 def build(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array) -> Topology:

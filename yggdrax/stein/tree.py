@@ -5,6 +5,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from yggdrax.geometry.layout import Layout
 from yggdrax.geometry.slots import ORDERINGS
@@ -13,7 +14,7 @@ from yggdrax.status import Status
 from yggdrax.stein.engine import Engine, SteinSum
 from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Plan, Topology, build, evaluate
-from yggdrax.typing import Array
+from yggdrax.typing import Array, is_whole
 
 __all__ = ["Tree"]
 
@@ -87,15 +88,19 @@ class Tree(Engine):
         """Checks the options."""
         for name in ("leaf_size", "near_capacity", "far_capacity"):
             value = getattr(self, name)
-            if value is not None and (isinstance(value, bool) or int(value) != value or value < 1):
+            if value is not None and not is_whole(value, 1):
                 raise ValueError(f"{name} must be a positive integer or None, not {value!r}.")
+        for name in ("theta", "rtol", "exact_above"):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float, np.number, type(None))):
+                raise TypeError(f"{name} must be a number, not {value!r}.")
         if self.theta is not None and not 0 <= self.theta <= 2:
             raise ValueError(f"theta must lie between 0 and 2, or be None, not {self.theta!r}.")
         if not 0 <= self.rtol <= 1:
             raise ValueError(f"rtol must lie between 0 and 1, not {self.rtol!r}.")
         if not 0 <= self.exact_above <= 1:
             raise ValueError(f"exact_above must lie between 0 and 1, not {self.exact_above!r}.")
-        if self.check_every < 0:
+        if not is_whole(self.check_every, 0):
             raise ValueError(f"check_every must be 0 (never) or positive, not {self.check_every}.")
         _check_choice("order", self.order, (0, 1, 2))
         check_strategy(self.accumulate)
@@ -110,18 +115,26 @@ class Tree(Engine):
 
     def topology(self, x: Array, h: Array, kernel: Kernel, *, reuse: float = 0.0) -> Topology:
         """Order and interaction lists for positions (N, d) and a bandwidth ()."""
-        n, d = x.shape
-        if n == 0:
-            raise ValueError("there are no particles: N = 0.")
-        if self.ordering == "morton" and d > 3:
-            raise ValueError(
-                f"the Morton order serves up to three dimensions, not {d}: choose "
-                "ordering='median'."
-            )
-        layout = Layout.of(n, self.leaf_size or LEAF_SIZE)
+        problem = self.refuses((x.shape[0], x.shape[1]), x.dtype, kernel)
+        if problem:
+            raise ValueError(problem)
+        layout = Layout.of(x.shape[0], self.leaf_size or LEAF_SIZE)
         tolerance = jnp.asarray(self.rtol if self.theta is None else self.theta, x.dtype)
         h = jnp.asarray(h, x.dtype)
         return build(self.plan(layout, kernel, reuse), layout, x, h, tolerance)
+
+    def refuses(self, shape: tuple[int, int], dtype, kernel: Kernel) -> str | None:
+        """See :class:`yggdrax.stein.engine.Engine`."""
+        del dtype, kernel
+        n, d = shape
+        if n == 0:
+            return "there are no particles: N = 0."
+        if self.ordering == "morton" and d > 3:
+            return (
+                f"the Morton order serves up to three dimensions, not {d}: choose "
+                "ordering='median'."
+            )
+        return None
 
     def plan(self, layout: Layout, kernel: Kernel, reuse: float = 0.0) -> Plan:
         """The static part of a topology."""

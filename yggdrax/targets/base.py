@@ -1,5 +1,6 @@
 """What a target is: a Flax module whose call on one particle returns log p up to a constant."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -23,6 +24,12 @@ class Target(nnx.Module):
     Targets with mutable collections (the running statistics of BatchNorm) also define
     ``init_model_state`` and ``apply``; for all others the state is an empty dictionary.
     """
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Shows the arguments of ``__init__`` in ``help``, where Flax's metaclass hides them."""
+        super().__init_subclass__(**options)
+        parameters = list(inspect.signature(cls.__init__).parameters.values())[1:]
+        cls.__signature__ = inspect.Signature(parameters)
 
     num_data: int | None = None
     needs_model_state: bool = False
@@ -140,8 +147,10 @@ def likelihood_scale(num_data: int | None, rows: int) -> float:
     """The factor ``num_data / rows`` of a minibatch's log likelihood; 1 without ``num_data``.
 
     Raises:
-      ValueError: if the batch has no rows.
+      ValueError: if the batch has no rows, or more than there are.
     """
     if rows == 0:
         raise ValueError("the batch has 0 rows: a minibatch needs at least one.")
+    if num_data is not None and rows > num_data:
+        raise ValueError(f"the batch has {rows} rows, but num_data says that there are {num_data}.")
     return 1.0 if num_data is None else num_data / rows

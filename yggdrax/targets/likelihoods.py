@@ -220,7 +220,8 @@ class Bernoulli(Likelihood):
         del extra
         logits = _like(outputs, y)
         y = jnp.asarray(y, logits.dtype)
-        return _rows(y * jax.nn.log_sigmoid(logits) + (1 - y) * jax.nn.log_sigmoid(-logits))
+        log_prob = y * jax.nn.log_sigmoid(logits) + (1 - y) * jax.nn.log_sigmoid(-logits)
+        return _rows(_poisoned(log_prob, (y == 0) | (y == 1)))
 
     def moments(self, extra: dict[str, Array], outputs: Array) -> tuple[Array, Array]:
         """Probability of 1, and the variance of the label."""
@@ -264,7 +265,13 @@ class Categorical(Likelihood):
         """Log probability of each row, (B,)."""
         del extra
         logits = jax.nn.log_softmax(outputs)
-        return _rows(jnp.take_along_axis(logits, jnp.asarray(y)[..., None], axis=-1)[..., 0])
+        y = jnp.asarray(y)
+        if not jnp.issubdtype(y.dtype, jnp.integer):
+            raise TypeError(
+                f"labels must be integers from 0 to {self.num_classes - 1}, not {y.dtype}."
+            )
+        chosen = jnp.take_along_axis(logits, y[..., None], axis=-1, mode="clip")[..., 0]
+        return _rows(_poisoned(chosen, (y >= 0) & (y < self.num_classes)))
 
     def probabilities(self, extra: dict[str, Array], outputs: Array) -> Array:
         """Class probabilities, (B, C)."""
@@ -305,7 +312,8 @@ class Poisson(Likelihood):
         del extra
         log_rate = _like(outputs, y)
         y = jnp.asarray(y, log_rate.dtype)
-        return _rows(y * log_rate - jnp.exp(log_rate) - gammaln(y + 1))
+        log_prob = y * log_rate - jnp.exp(log_rate) - gammaln(jnp.maximum(y, 0) + 1)
+        return _rows(_poisoned(log_prob, (y >= 0) & (y == jnp.floor(y))))
 
     def moments(self, extra: dict[str, Array], outputs: Array) -> tuple[Array, Array]:
         """The rate is both."""
@@ -342,6 +350,11 @@ def log_gamma_prior(log_value: Array, concentration: float, rate: float) -> Arra
 def _like(outputs: Array, y: Array) -> Array:
     """Outputs (B, 1) for observations (B,) lose their last axis."""
     return jnp.reshape(outputs, jnp.shape(y))
+
+
+def _poisoned(log_prob: Array, allowed: Array) -> Array:
+    """NaN, as is its gradient, for observations that are none: jit cannot raise."""
+    return log_prob * jnp.where(allowed, 1.0, jnp.nan).astype(log_prob.dtype)
 
 
 def _rows(values: Array) -> Array:

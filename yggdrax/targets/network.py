@@ -5,14 +5,16 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
+from jax.core import Tracer
 
 from yggdrax.targets.base import Target, likelihood_scale
 from yggdrax.targets.likelihoods import GaussianNoise, Likelihood
 from yggdrax.targets.modules import as_network
 from yggdrax.targets.priors import CentredGaussianPrior, GaussianPrior, Prior
 from yggdrax.targets.spikes import warn_of_spikes
-from yggdrax.typing import Array, Key, PyTree
+from yggdrax.typing import Array, Key, PyTree, is_whole
 
 __all__ = ["BayesianNetwork"]
 
@@ -76,11 +78,18 @@ class BayesianNetwork(Target):
         if not isinstance(self.prior, CentredGaussianPrior):  # which has warned already
             self._check_hierarchy()
         self.needs_model_state = self.network.needs_state
+        if num_data is not None and not is_whole(num_data, 1):
+            raise ValueError(
+                f"num_data must be a positive integer, the rows of the whole data set, not "
+                f"{num_data!r}."
+            )
         self.num_data = num_data
         self.data = nnx.data(None)
         if data is not None:
             x, y = check_batch(data)
             self.likelihood.validate_labels(y)
+            if jnp.issubdtype(jnp.result_type(x), jnp.floating) and not np.all(np.isfinite(x)):
+                raise ValueError("x holds values that are not finite: drop or fill those rows.")
             if num_data is not None and num_data != len(x):
                 raise ValueError(f"num_data is {num_data}, but data has {len(x)} rows.")
             self.num_data = len(x)
@@ -122,7 +131,11 @@ class BayesianNetwork(Target):
         key: Key | None = None,
     ) -> tuple[Array, PyTree]:
         """The network's outputs (B, ...) for one particle, and the new mutable collections."""
-        return self.network.apply(particle["params"], model_state, x, train=train, key=key)
+        try:
+            return self.network.apply(particle["params"], model_state, x, train=train, key=key)
+        except (TypeError, ValueError) as error:
+            error.add_note(f"The network was called with inputs x of shape {jnp.shape(x)}.")
+            raise
 
     def flax_state(self, particles: PyTree, model_state: PyTree | None = None) -> Any:
         """The members as plain Flax, for serving without this package.
@@ -162,7 +175,9 @@ class BayesianNetwork(Target):
         """Log posterior of one particle, and the new mutable collections.
 
         Raises:
-          ValueError: for a missing or empty batch, or shapes that do not fit the likelihood.
+          ValueError: for a missing or empty batch, shapes that do not fit the likelihood, or labels
+            outside their range. Inside ``jit`` such labels make the density NaN, and ``svgd`` says
+            so in its status.
         """
         if batch is None and self.data is None:
             raise ValueError(
@@ -170,6 +185,8 @@ class BayesianNetwork(Target):
                 " when the target is made."
             )
         x, y = check_batch(self.data if batch is None else batch)
+        if batch is not None and not isinstance(y, Tracer):  # traced labels give NaN instead
+            self.likelihood.validate_labels(y)
         outputs, new_state = self.forward(particle, x, model_state, train=True, key=key)
         self.likelihood.check(jnp.shape(outputs), jnp.shape(y))
         scale = likelihood_scale(self.num_data, len(x))

@@ -23,6 +23,12 @@ class Predictive:
 
     So probabilities are averaged, not logits; the log density is the log of the averaged density.
 
+    ``mean``, ``variance``, ``probabilities`` and ``member_moments`` are properties;
+    ``quantile(q)``, ``cdf(y)`` and ``log_density(y)`` are methods. Means and quantiles are shaped
+    like one member's outputs: a network with one output gives (B, 1), also for observations y of
+    shape (B,), so take ``mean[:, 0]`` before you subtract. (``log_density`` and the scores
+    of ``yggdrax.diagnostics`` never broadcast one against the other.)
+
     Attributes:
       likelihood: the target's likelihood.
       particles: the members, whose own leaves (a noise precision) belong to the density.
@@ -111,6 +117,10 @@ class Predictive:
           ValueError: for q outside (0, 1).
           TypeError: for a likelihood whose values have no order.
         """
+        if jnp.ndim(q) != 0:
+            raise ValueError(
+                f"q must be one number, not of shape {jnp.shape(q)}: call it for each."
+            )
         if not 0 < q < 1:
             raise ValueError(f"q must lie strictly between 0 and 1, not {q}.")
         self.likelihood.require("quantile", "is_ordered")

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from yggdrax.targets.base import Target, likelihood_scale
@@ -77,6 +78,8 @@ class LogisticRegression(Target):
         """Log posterior of one particle (features + 1,); all the data without a batch."""
         del key
         x, y = (self.x, self.y) if batch is None else check_batch(batch)
+        if batch is not None and not isinstance(y, Tracer):  # traced labels give NaN instead
+            self.likelihood.validate_labels(y)
         logits, _ = self.forward(particle, x)
         log_likelihood = jnp.sum(self.likelihood.log_prob({}, logits, y))
         normaliser = 0.5 * self.dimension * math.log(2 * math.pi / self.prior_precision)

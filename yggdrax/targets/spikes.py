@@ -17,6 +17,8 @@ _REACH = 15.0
 # A density of n numbers with fixed scales gains about n / 2 from typical values to its highest
 # point, and some more with a Student's t. What gains more than this for each number is a spike.
 _GAIN_PER_NUMBER, _GAIN = 1.5, 10.0
+# A leaf of more numbers than this, or of most of them, holds weights and no scales.
+_MOST_SCALES = 64
 
 
 class SpikeWarning(UserWarning):
@@ -24,10 +26,11 @@ class SpikeWarning(UserWarning):
 
 
 def find_spikes(log_density: Callable[[PyTree], Any], particle: PyTree) -> dict[str, float]:
-    """Scalar leaves that, with all other leaves at zero, raise the density without reason.
+    """Small leaves that, with all the weights at zero, raise the density without reason.
 
     In a centred hierarchy the density of n weights at zero grows as ``precision ** (n / 2)``.
-    So each leaf with one number is moved on its own, all leaves with more numbers being zero.
+    So each leaf that may hold scales (one number, or up to 64, such as one a layer) is moved as a
+    whole, all other leaves with more than one number being zero.
 
     Args:
       log_density: of one particle, a scalar.
@@ -45,27 +48,37 @@ def find_spikes(log_density: Callable[[PyTree], Any], particle: PyTree) -> dict[
     """
     paths, structure = jax.tree_util.tree_flatten_with_path(particle)
     leaves = [jnp.asarray(leaf) for _, leaf in paths]
-    weights = sum(leaf.size for leaf in leaves if leaf.size != 1)
-    scalars = [i for i, leaf in enumerate(leaves) if leaf.size == 1]
-    if not weights or not scalars:
+    numbers = sum(leaf.size for leaf in leaves)
+    weights = [numbers - leaf.size for leaf in leaves]  # what each would be the scale of
+    scales = [
+        i
+        for i, leaf in enumerate(leaves)
+        if 1 <= leaf.size <= _MOST_SCALES and weights[i] > leaf.size
+    ]
+    if not scales:
         return {}
-    at_zero = [leaf if leaf.size == 1 else jnp.zeros_like(leaf) for leaf in leaves]
+    at_rest = [leaf if leaf.size == 1 else jnp.zeros_like(leaf) for leaf in leaves]
 
-    def moved(index, shift):
+    def moved(index_and_shift):
+        index, shift = index_and_shift
         values = [
-            leaf + shift * (index == i) if i in scalars else leaf for i, leaf in enumerate(at_zero)
+            jnp.where(index == i, leaf + shift, rest) if i in scales else rest
+            for i, (leaf, rest) in enumerate(zip(leaves, at_rest, strict=True))
         ]
         return log_density(jax.tree.unflatten(structure, values))
 
-    shifts = jnp.linspace(-_REACH, _REACH, 61)
-    grid = jax.vmap(jax.vmap(moved, (None, 0)), (0, None))
-    values = np.asarray(jax.jit(grid)(jnp.asarray(scalars), shifts))
-    values = np.where(np.isfinite(values), values, -np.inf)
+    shifts = np.linspace(-_REACH, _REACH, 61, dtype=np.float32)
+    grid = np.repeat(scales, len(shifts)), np.tile(shifts, len(scales))
+    # One after the other: a batch of them would hold as many copies of a large network.
+    values = np.asarray(
+        jax.jit(lambda grid: jax.lax.map(moved, grid))(jax.tree.map(jnp.asarray, grid))
+    )
+    values = np.where(np.isfinite(values), values, -np.inf).reshape(len(scales), -1)
     gains = values.max(axis=1) - float(log_density(particle))
     return {
         "/".join(str(getattr(key, "key", key)) for key in paths[i][0]): float(gain)
-        for i, gain in zip(scalars, gains, strict=True)
-        if gain > _GAIN_PER_NUMBER * weights + _GAIN
+        for i, gain in zip(scales, gains, strict=True)
+        if gain > _GAIN_PER_NUMBER * weights[i] + _GAIN
     }
 
 

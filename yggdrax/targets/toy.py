@@ -10,7 +10,7 @@ from jax.core import Tracer
 from jax.typing import ArrayLike
 
 from yggdrax.targets.base import Target
-from yggdrax.typing import Array, Key
+from yggdrax.typing import Array, Key, is_whole
 
 __all__ = ["Banana", "Funnel", "Gaussian", "Mixture", "ToyTarget"]
 
@@ -84,6 +84,8 @@ class Gaussian(ToyTarget):
                 f"not {matrix.shape}."
             )
         factor = jnp.linalg.cholesky(matrix)
+        if _is_known_false(jnp.all(jnp.isfinite(location))):
+            raise ValueError(f"mean must be finite, not {location}.")
         valid = jnp.all(jnp.isfinite(factor)) & jnp.allclose(matrix, matrix.T)
         if _is_known_false(valid):
             raise ValueError("covariance must be symmetric and positive definite.")
@@ -130,7 +132,8 @@ class Mixture(ToyTarget):
     def __init__(self, weights: ArrayLike, components: Sequence[ToyTarget]):
         """Normalises the weights."""
         weights = _floating(weights)
-        if weights.shape != (len(components),) or _is_known_false(jnp.all(weights > 0)):
+        fine = jnp.all((weights > 0) & jnp.isfinite(weights))
+        if weights.shape != (len(components),) or _is_known_false(fine):
             raise ValueError(
                 f"weights must be {len(components)} positive numbers, one for each component, "
                 f"not {weights}."
@@ -187,6 +190,8 @@ class Banana(ToyTarget):
     def __init__(self, scale: float = 2.0, curvature: float = 0.5):
         """Keeps both numbers."""
         _check_positive("scale", scale)
+        if not math.isfinite(curvature):
+            raise ValueError(f"curvature must be a finite number, not {curvature}.")
         self.dimension = 2
         self.scale, self.curvature = float(scale), float(curvature)
 
@@ -232,8 +237,8 @@ class Funnel(ToyTarget):
     def __init__(self, dimension: int = 2, scale: float = 1.5):
         """Keeps both numbers."""
         _check_positive("scale", scale)
-        if dimension < 2:
-            raise ValueError(f"dimension must be at least 2, not {dimension}.")
+        if not is_whole(dimension, 2):
+            raise ValueError(f"dimension must be an integer, at least 2, not {dimension!r}.")
         self.dimension, self.scale = int(dimension), float(scale)
 
     def __call__(self, particle: ArrayLike, batch=None, *, key: Key | None = None) -> Array:
