@@ -5,6 +5,7 @@ Several threads and Checkpointers of one process are here too.
 
 import os
 import threading
+import time
 
 import jax
 import jax.numpy as jnp
@@ -23,6 +24,7 @@ from yggdrax.checkpoint import (
     NoCheckpoint,
 )
 from yggdrax.checkpoint import arrays as orbax_arrays
+from yggdrax.checkpoint import checkpointer as checkpointing
 
 
 def flip(root, step):
@@ -237,12 +239,22 @@ def test_arguments_that_are_none(tmp_path):
 # ------------------------------------------------------------------ threads
 
 
-def test_steps_that_several_threads_save_are_all_there(tmp_path):
-    accepted, refused = [], []
+def test_steps_that_several_threads_save_are_all_there(tmp_path, monkeypatch):
+    accepted, refused, inside, most = [], [], [], []
+    real = checkpointing.snapshot
+
+    def slow(tree):
+        inside.append(None)
+        time.sleep(0.005)  # in which another thread would come in between
+        most.append(len(inside))
+        inside.pop()
+        return real(tree)
+
+    monkeypatch.setattr(checkpointing, "snapshot", slow)
     with Checkpointer(tmp_path, keep_latest=None) as checkpointer:
 
         def save(first):
-            for step in range(first, 60, 3):
+            for step in range(first, 30, 3):
                 try:
                     if checkpointer.save(step, state(step)):
                         accepted.append(step)
@@ -256,6 +268,7 @@ def test_steps_that_several_threads_save_are_all_there(tmp_path):
             thread.join()
         assert checkpointer.steps() == sorted(accepted)
         assert all("is below the newest" in text for text in refused)
+    assert set(most) == {1}
 
 
 def test_orbax_is_called_by_one_thread_at_a_time(tmp_path, monkeypatch):

@@ -1,6 +1,7 @@
 """Where the number of processes comes from, and checksums that parts add up to."""
 
 import json
+import re
 
 import jax
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 
 from yggdrax.checkpoint.together import checksum
 from yggdrax.experiment import ConfigError, ExperimentConfig, GaussianProblem
+from yggdrax.experiment import launch as launching
 from yggdrax.experiment.launch import Launch, agree_on, launch_of, take_flags
 from yggdrax.experiment.places import Places
 from yggdrax.processes import Group, ProcessLost
@@ -82,6 +84,39 @@ def test_a_host_with_another_version_or_option_is_refused(monkeypatch, name):
     message = f"process 1 of 2 .on node7. has another version than process 0 .*{name}.*0.0.1"
     with pytest.raises(ConfigError, match=message):
         agree_on(ExperimentConfig(GaussianProblem()).freeze())
+
+
+def test_a_number_is_given_once_as_long_as_its_process_lives(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "_SECONDS_TO_LEAVE", 0.3)
+    launch = Launch("a:1", 3, 1)
+    with launching._Presence(launch, tmp_path) as first:
+        message = r"two processes say that they are number 1: .* and process \d+ on .*--process_id"
+        with pytest.raises(ConfigError, match=message):
+            launching._Presence(launch, tmp_path).__enter__()
+        with launching._Presence(Launch("a:1", 3, 2), tmp_path) as other:
+            other.leave()
+    first.leave()
+    with launching._Presence(launch, tmp_path) as again:  # what a dead process left means nothing
+        again.leave()
+
+
+def test_another_number_of_processes_is_refused_while_both_live(tmp_path, monkeypatch):
+    ends = []
+    monkeypatch.setattr(launching, "_SECONDS_TO_HEAR", 0.0)
+    monkeypatch.setattr(launching, "_exit", lambda text, status=1: ends.append((text, status)))
+    with launching._Presence(Launch("a:1", 8, 7), tmp_path) as gone:
+        gone.leave()
+    one = launching._Presence(Launch("a:1", 2, 0), tmp_path)
+    with one:
+        pass
+    assert ends == []
+    with launching._Presence(Launch("a:1", 3, 1), tmp_path) as two:
+        pass
+    (text, status), *_ = ends
+    assert status == 2
+    assert re.search(r"process 0 .*--num_processes=2, and process 1 .*with 3\. Start all", text)
+    one.leave()
+    two.leave()
 
 
 def test_one_process_talks_to_itself():

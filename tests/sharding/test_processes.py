@@ -170,6 +170,25 @@ def test_a_process_that_never_comes_is_named(tmp_path):
             assert re.search(r"process 2 of 3 did not come within 8 s", text), text
 
 
+def test_another_number_of_processes_is_refused_at_the_start(tmp_path):
+    started = time.monotonic()
+    own = {0: (), 1: ("--num_processes=3",)}
+    with Processes(2, tmp_path, "--start_seconds=100", own=own) as run:
+        for status, text in run.ends():
+            assert status == 2, text
+            assert re.search(r"process \d .*--num_processes=\d, and process \d", text), text
+    assert time.monotonic() - started < 100
+
+
+def test_a_number_that_is_given_twice_is_refused(tmp_path):
+    own = {0: (), 1: ("--process_id=0",)}
+    with Processes(2, tmp_path, "--start_seconds=12", own=own) as run:
+        ends = sorted(run.ends())
+    assert [status for status, _ in ends] == [1, 2]
+    assert "process 1 of 2 did not come within 12 s" in ends[0][1]
+    assert "two processes say that they are number 0" in ends[1][1]
+
+
 def test_another_configuration_is_refused_at_the_start(tmp_path):
     own = {0: ("--config.mesh=automatic",), 1: ("--config.mesh=automatic", "--config.seed=3")}
     with Processes(2, tmp_path, own=own) as run:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Callable
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+from yggdrax import processes
 from yggdrax.checkpoint import folder as folders
 from yggdrax.checkpoint.errors import CheckpointWarning
 
@@ -31,8 +32,8 @@ def one_at_a_time(
 
 
 def warn_caller(text: str) -> None:
-    """Warns at the line of the program that called into yggdrax."""
-    here = str(pathlib.Path(__file__).parents[1])
+    """Warns at the line that called into this package."""
+    here = (str(pathlib.Path(__file__).parent), processes.__file__)
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(here):
         frame, level = frame.f_back, level + 1

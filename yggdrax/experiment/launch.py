@@ -9,6 +9,8 @@ which end within a stated time instead of waiting for ever.
 import argparse
 import contextlib
 import dataclasses
+import fcntl
+import json
 import os
 import pathlib
 import platform
@@ -32,6 +34,8 @@ START_SECONDS = 120.0
 SILENCE_SECONDS = 20.0
 # How long process 0 stays when it ends for an error, so that the others can read of it.
 _SECONDS_TO_HEAR = 3.0
+# How long a process of an earlier run may take to end.
+_SECONDS_TO_LEAVE = 5.0
 
 # (coordinator, count, index) as launchers name them; JAX itself finds the coordinator of the first
 # two. A batch script of SLURM that is no task of a step has no STEP_NUM_TASKS.
@@ -137,8 +141,11 @@ def together(launch: Launch, shared: pathlib.Path) -> Iterator[None]:
     Args:
       launch: which process this is.
       shared: a directory that all processes see; says who has come.
+
+    Raises:
+      ConfigError: another process of this run has the same number.
     """
-    _start(launch, shared)
+    presence = _start(launch, shared)
     lost = _Lost(launch)
     watch = Watch(lost.found)
     try:
@@ -153,6 +160,8 @@ def together(launch: Launch, shared: pathlib.Path) -> Iterator[None]:
         watch.stop()
         _leave_after(error, launch)
         raise
+    finally:
+        presence.leave()
 
 
 _GO_ON = (
@@ -191,11 +200,11 @@ class _Lost:
         self._found.wait(seconds)
 
 
-def _exit(message: str) -> None:
+def _exit(message: str, status: int = 1) -> None:
     print(f"error: {message}", file=sys.stderr, flush=True)
     sys.stdout.flush()
     # Not sys.exit: the main thread may wait for ever in a collective.
-    os._exit(1)
+    os._exit(status)
 
 
 def _leave_after(error: Exception, launch: Launch) -> None:
@@ -208,12 +217,12 @@ def _leave_after(error: Exception, launch: Launch) -> None:
     os._exit(2 if isinstance(error, ConfigError) else 1)
 
 
-def _start(launch: Launch, shared: pathlib.Path) -> None:
+def _start(launch: Launch, shared: pathlib.Path) -> "_Presence":
     # A process that is gone must not end the others before they have said which one it was.
     jax.config.update("jax_enable_recoverability", True)
     # Signals stop a run between two steps, by yggdrax.experiment.signals.
     jax.config.update("jax_enable_preemption_service", False)
-    with _Presence(launch, shared):
+    with _Presence(launch, shared) as presence:
         jax.distributed.initialize(
             launch.coordinator,
             launch.count,
@@ -222,28 +231,84 @@ def _start(launch: Launch, shared: pathlib.Path) -> None:
             initialization_timeout=int(launch.start_seconds) + 60,
             heartbeat_timeout_seconds=max(1, int(launch.silence_seconds)),
         )
+    return presence
 
 
 class _Presence:
-    """Shows the others that this process has come, and after some time names who has not."""
+    """Shows the others that this process has come, and after some time names who has not.
+
+    Each process has a file that says how many it expects, and locks it as long as it lives: so a
+    second one with its number is noticed at once, and a file that a dead one left means nothing.
+    """
 
     def __init__(self, launch: Launch, shared: pathlib.Path) -> None:
         self._launch = launch
         self._folder = shared / ".yggdrax-processes"
+        self._mine = self._folder / str(launch.index)
         self._done = threading.Event()
+        self._descriptor: int | None = None
 
-    def __enter__(self) -> None:
+    def __enter__(self) -> "_Presence":
         self._folder.mkdir(parents=True, exist_ok=True)
+        self._take_number()
         threading.Thread(target=self._wait, name="yggdrax-presence", daemon=True).start()
+        return self
 
-    def __exit__(self, *error: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
         self._done.set()
+        if kind is None:
+            # Who talks to this process has come before: a wrong number is seen here at the latest.
+            self._check_counts()
+
+    def leave(self) -> None:
+        """Gives the number free; the end of the process does so too."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
+
+    def _take_number(self) -> None:
+        descriptor = os.open(self._mine, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        until = time.monotonic() + min(_SECONDS_TO_LEAVE, self._launch.start_seconds)
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    other = _said(os.pread(descriptor, 1000, 0)).get("who", "another")
+                    os.close(descriptor)
+                    raise ConfigError(
+                        f"two processes say that they are number {self._launch.index}: {_who()} "
+                        f"and {other}. Give each a --process_id of its own."
+                    ) from None
+                time.sleep(0.1)
+            except OSError:  # a file system without locks
+                break
+        self._descriptor = descriptor
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps({"who": _who(), "count": self._launch.count}).encode(), 0)
+
+    def _check_counts(self) -> None:
+        """Ends this process if another that lives expects another number of processes."""
+        for path in self._folder.iterdir():
+            if path == self._mine or not path.name.isdigit() or not _is_locked(path):
+                continue
+            said = _said(path.read_bytes())
+            if said.get("count", self._launch.count) != self._launch.count:
+                time.sleep(_SECONDS_TO_HEAR)  # the other looks every second
+                _exit(
+                    f"process {path.name} ({said['who']}) was started with "
+                    f"--num_processes={said['count']}, and process {self._launch.index} "
+                    f"({_who()}) with {self._launch.count}. Start all with the same.",
+                    status=2,
+                )
 
     def _wait(self) -> None:
         started = time.monotonic()
         before: dict[int, int] = {}
         while not self._done.wait(1.0):
-            (self._folder / str(self._launch.index)).write_text(platform.node())
+            os.utime(self._mine)
+            self._check_counts()
             waited = time.monotonic() - started
             if waited < self._launch.start_seconds - 3:
                 before = self._times()
@@ -270,6 +335,36 @@ class _Presence:
                 f"{self._launch.coordinator or 'the coordinator'}"
             )
         _exit(f"{what} within {self._launch.start_seconds:.0f} s")
+
+
+def _who() -> str:
+    return f"process {os.getpid()} on {platform.node()}"
+
+
+def _said(text: bytes) -> dict[str, Any]:
+    """What the file of a process says; nothing while it is being written."""
+    try:
+        said = json.loads(text)
+    except ValueError:
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+def _is_locked(path: pathlib.Path) -> bool:
+    """Whether the process that wrote a file still lives."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return False
+    finally:
+        os.close(descriptor)
+    return False
 
 
 def _end(watch: Watch) -> None:
