@@ -204,6 +204,14 @@ def test_where_all_checkpoints_are_damaged_the_run_does_not_start_again(
     assert (tmp_path / "metrics.jsonl").read_bytes() == log
 
 
+def test_a_directory_of_others_is_refused_and_stays_as_it_was(tmp_path):
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "mine": 2}\n')
+    with pytest.raises(WorkdirError, match=r"metrics\.jsonl is there, .*another --workdir"):
+        run(config(), tmp_path)
+    assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]
+    assert (tmp_path / "metrics.jsonl").read_text() == '{"step": 1, "mine": 2}\n'
+
+
 def test_another_configuration_is_refused_and_nothing_changes(unbroken):
     before = (unbroken / "metrics.jsonl").read_bytes()
     with pytest.raises(WorkdirError, match=r"optimizer.learning_rate was 0.05 and is now 0.1"):

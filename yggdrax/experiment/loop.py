@@ -84,6 +84,8 @@ def run(
     agree_on(config)
     places = Places(config)
     files = Workdir(workdir)
+    if not files.checkpoints.exists():
+        files.compare(config.to_dict())  # a directory that is refused stays as it was
     with stop_on_signals(_announce) as stop, _checkpointer(config, files) as checkpointer:
         latest = checkpointer.latest_step()
         saved = None if latest is None else checkpointer.info(latest)["config"]

@@ -194,11 +194,12 @@ class Workdir:
         """
         path = self.path / "metrics.jsonl"
         try:
-            lines = path.read_bytes().splitlines(keepends=True) if os.path.lexists(path) else []
+            data = path.read_bytes() if os.path.lexists(path) else b""
         except OSError as error:
             raise WorkdirError(
                 f"cannot read {path}: {error.strerror or error}. Move it away or repair it."
             ) from error
+        lines = data.splitlines(keepends=True)
         if lines and not lines[-1].endswith(b"\n") and _row(lines[-1], fields) is None:
             del lines[-1]  # as a kill leaves it
         rows = [_row(line, fields) for line in lines]
@@ -220,9 +221,12 @@ class Workdir:
             if lost >= 0:
                 _say(f"{path} ends at step {lost}; without a checkpoint the run starts again.")
             self._say_missing(path, sorted(set(expected) - set(kept)))
-            self._write("metrics.jsonl", lambda file: file.writelines(k[1] for k in kept.values()))
+            text = b"".join(line for _, line in kept.values())
+            if not data.startswith(text):
+                self._write("metrics.jsonl", lambda file: file.write(text))
             with _naming(path):
                 self._log = open(path, "a", encoding="utf-8")  # noqa: SIM115 (closed by close)
+                self._log.truncate(len(text))  # which needs no room on a full disk
         return [row for row, _ in kept.values()]
 
     def _say_missing(self, path: pathlib.Path, missing: list[int]) -> None:
