@@ -1,6 +1,7 @@
 """Fixtures shared by all tests."""
 
 import atexit
+import gc
 import os
 import shutil
 import tempfile
@@ -23,6 +24,9 @@ if "XLA_FLAGS" not in os.environ:
 
 import jax
 import pytest
+
+# The caches of a long run are millions of objects, which no collection will free.
+gc.set_threshold(50_000, 20, 50)
 
 
 @pytest.fixture

@@ -237,6 +237,8 @@ class _Options(NamedTuple):
         weights = None if scale is None else scale_weights(layout, scale)
         if weights is not None and not isinstance(self.scale, RunningScale):
             flags = flags | _range_flag(jnp.concatenate(weights))
+            # A negative scale would do as its amount; traced, it can only become NaN.
+            weights = [jnp.where(w > 0, w, jnp.nan) for w in weights]
         if self.distances is not None:
             weights = self._chosen(layout, params, weights)
         if weights is not None:

@@ -93,8 +93,6 @@ def scale_weights(layout: ParticleLayout, scale: PyTree) -> list[Array]:
             raise ValueError(
                 f"a scale of shape {jnp.shape(leaf)} does not fit particles of shape {shape[1:]}."
             ) from None
-        # A negative scale would do as its amount; traced, it can only become NaN.
-        full = jnp.where(full > 0, full, jnp.nan)
         weights.append(1 / full.reshape(-1))
     return weights
 
