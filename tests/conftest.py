@@ -29,6 +29,16 @@ import pytest
 gc.set_threshold(50_000, 20, 50)
 
 
+# What takes long for one test, or for the fixture of one file, comes first: in the end the
+# processes of a run share short tests, and none waits for the other or makes such a fixture again.
+LONG = ("test_optimised", "test_eight", "test_processes", "test_notebooks", "test_kill")
+
+
+def pytest_collection_modifyitems(items):
+    """Long files first; otherwise the order stays."""
+    items.sort(key=lambda item: item.path.stem not in LONG)
+
+
 @pytest.fixture
 def x64():
     """Runs one test with 64-bit types; the global setting is restored afterwards."""

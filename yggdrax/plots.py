@@ -101,7 +101,11 @@ def learning_curves(
             _limit_to_the_later_part(axes, values, (references or {}).get(name, {}))
             axes.set_xlabel("step")
             axes.set_ylabel(_LABELS.get(name, name.replace("_", " ")))
-            if (references or {}).get(name):
+        labelled = [axes for axes in figure.axes if len(axes.lines) > 1]
+        if labelled and len(names) < lines * columns:  # there is an empty place
+            figure.legend(*labelled[0].get_legend_handles_labels(), loc="lower right")
+        else:
+            for axes in labelled:
                 axes.legend()
     return figure
 
@@ -223,7 +227,7 @@ def spread(
             if points is None or len(points) < 2:
                 continue
             distances = _pair_distances(points)
-            bins = min(40, max(5, distances.size // 5))
+            bins = min(40, max(5, round(distances.size**0.5)))
             left.hist(distances, bins, density=True, alpha=0.55, color=color, label=name)
         if bandwidth is not None:
             left.axvline(bandwidth, color=_ORANGE, label=f"bandwidth $h$ = {bandwidth:.3g}")
@@ -240,7 +244,9 @@ def spread(
             plane = (points - centre) @ directions[:2].T
             second = plane[:, 1] if plane.shape[1] > 1 else np.zeros(len(plane))
             right.plot(plane[:, 0], second, "o", color=color, markersize=4, alpha=0.7, label=name)
-        right.set_xlabel(f"first main direction ({100 * shares[0]:.0f} % of the variance)")
+        right.set_xlabel(
+            f"first main direction at the end ({100 * shares[0]:.0f} % of its variance)"
+        )
         second_share = f" ({100 * shares[1]:.0f} %)" if len(shares) > 1 else ""
         right.set_ylabel(f"second main direction{second_share}")
         right.set_title(f"{_count(particles)} particles of dimension {final.shape[1]}")
@@ -431,8 +437,11 @@ def _limits(clouds: Sequence[np.ndarray], k: int) -> tuple[float, float]:
 
 
 def _reference_lines(axes: "Axes", lines: Mapping[str, float]) -> None:
-    for (label, value), color in zip(lines.items(), (_ORANGE, _GREEN, _RED), strict=False):
-        axes.axhline(value, color=color, linewidth=1.2, linestyle="--", label=label)
+    # The gaps of one leave room for the dashes of the next, so that equal lines are both seen.
+    colors = enumerate((_ORANGE, _GREEN, _RED))
+    for (label, value), (i, color) in zip(lines.items(), colors, strict=False):
+        dashes = (5 * i, (5, 5))
+        axes.axhline(value, color=color, linewidth=1.2, linestyle=dashes, label=label)
 
 
 def _limit_to_the_later_part(axes: "Axes", values: np.ndarray, lines: Mapping[str, float]) -> None:

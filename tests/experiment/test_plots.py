@@ -49,7 +49,7 @@ def test_spread_shows_every_pair_and_the_two_main_directions():
     left, right = figure.axes
     total = sum(bar.get_height() * bar.get_width() for bar in left.patches)
     assert total == pytest.approx(1)
-    assert "100 % of the variance" in right.get_xlabel()
+    assert "100 % of its variance" in right.get_xlabel()
     assert right.get_title(loc="left") == "11 particles of dimension 2"
     np.testing.assert_allclose(
         np.sort(right.lines[0].get_xdata()), np.linspace(-5, 5, 11), atol=1e-12

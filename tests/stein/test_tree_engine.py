@@ -167,3 +167,19 @@ def test_topologies_of_other_shapes_and_missing_bandwidths_are_refused():
         yg.build_svgd_topology(X, 1.0, reuse=-1)
     with pytest.raises(ValueError, match="scores"):
         yg.svgd_phi(X, X[:, :1], 1.0)
+
+
+def test_a_descent_that_would_end_crowded_is_given_up():
+    x = jax.random.normal(jax.random.key(0), (4000, 3))
+    for h, crowded in ((1.0, True), (0.05, False)):
+        found = jax.jit(lambda h: Tree(leaf_size=8).topology(x, h, RBF()))(h)
+        whole = jax.jit(lambda h: Tree(leaf_size=8, exact_above=1.0).topology(x, h, RBF()))(h)
+        assert bool(found.lists.crowded) is crowded and bool(found.exact_serves) is crowded
+        assert not bool(whole.lists.crowded) and not bool(whole.exact_serves)
+        # As it would have ended, and at a fraction of the pairs tested.
+        near = int(whole.lists.near_count.sum())
+        assert (near > 0.25 * whole.layout.leaves**2) is crowded
+        if crowded:
+            assert int(found.lists.near_count.sum()) < 0.1 * near
+        else:
+            np.testing.assert_array_equal(found.lists.near_count, whole.lists.near_count)

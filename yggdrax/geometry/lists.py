@@ -64,6 +64,8 @@ class Lists(NamedTuple):
     """``(leaves,)`` int32."""
     overflow: Array
     """Whether a list was longer than its capacity; then the lists are useless. ``()`` bool."""
+    crowded: Array
+    """Whether so many pairs were near that the descent was given up; useless too. ``()`` bool."""
 
 
 def first_level(layout: Layout) -> int:
@@ -78,6 +80,7 @@ class _Frontier(NamedTuple):
     far_count: Array
     far_total: Array
     overflow: Array
+    crowded: Array
 
 
 def descend(
@@ -88,6 +91,7 @@ def descend(
     *,
     near_capacity: int,
     far_capacity: int,
+    most_near: float = 1.0,
 ) -> Lists:
     """Builds the lists.
 
@@ -98,9 +102,10 @@ def descend(
       margin: how far particles may move before the lists stop being right, in the units of x.
       near_capacity: room for pairs of leaves.
       far_capacity: room for pairs of nodes.
+      most_near: part of all pairs of leaves that may be near; beyond it the descent is given up.
 
     Returns:
-      The lists; ``overflow`` is set if the room was too small.
+      The lists; ``overflow`` is set if the room was too small, ``crowded`` if it was given up.
     """
     top, leaves = first_level(layout), layout.leaves
     # All pairs of the level above the first one, so that their children are its candidates.
@@ -115,7 +120,9 @@ def descend(
         far_count=jnp.zeros(layout.nodes, jnp.int32),
         far_total=jnp.zeros((), jnp.int32),
         overflow=jnp.zeros((), bool),
+        crowded=jnp.zeros((), bool),
     )
+    limits = jnp.asarray(_near_limits(layout.depth, most_near))
     table = jnp.concatenate([nodes.center, nodes.low, nodes.high, nodes.radius[None]]).T
     populated = layout.heap_counts() > 0
 
@@ -123,7 +130,7 @@ def descend(
         return classify(_meet(table, target, source, margin))
 
     def one_level(level, state):
-        return _one_level(level, state, table, populated, layout, meet)
+        return _one_level(level, state, limits[level], table, populated, layout, meet)
 
     state = jax.lax.fori_loop(top, layout.depth + 1, one_level, state)
     return Lists(
@@ -134,14 +141,28 @@ def descend(
         near_start=_starts(state.count),
         near_count=state.count,
         overflow=state.overflow,
+        crowded=state.crowded,
     )
+
+
+def _near_limits(depth: int, most_near: float) -> np.ndarray:
+    """How many pairs of each level may stay near, ``(depth + 1,)`` int32.
+
+    Fewer do on the next level, by a factor that is about 3/4 where most are near; so the last
+    levels, which cost most, need not be looked at to know how it will end.
+    """
+    slack = np.ones(depth + 1)
+    last = np.array([2 / 3, 1 / 2, 1 / 3, 0])[-(depth + 1) :]
+    slack[-len(last) :] = last
+    share = most_near + (1 - most_near) * slack
+    return np.minimum(share * 4.0 ** np.arange(depth + 1), 2**31 - 1).astype(np.int32)
 
 
 def _starts(counts: Array) -> Array:
     return jnp.cumsum(counts) - counts
 
 
-def _one_level(level, state: _Frontier, table, populated, layout: Layout, meet) -> _Frontier:
+def _one_level(level, state: _Frontier, limit, table, populated, layout: Layout, meet) -> _Frontier:
     """Tests the children of all near pairs of the level above."""
     rows = jnp.arange(layout.leaves, dtype=jnp.int32)
     base = jnp.left_shift(jnp.int32(1), level)
@@ -152,12 +173,12 @@ def _one_level(level, state: _Frontier, table, populated, layout: Layout, meet) 
     candidates = jnp.where(alive, fan * state.count[parent], 0)
     ends = jnp.cumsum(candidates)
     begins, parent_start = ends - candidates, _starts(state.count)[parent]
-    total = jnp.where(state.overflow, 0, ends[-1])
+    total = jnp.where(state.overflow | state.crowded, 0, ends[-1])
     lane = jnp.arange(_CHUNK, dtype=jnp.int32)
 
     def more(carry):
         done, _, new = carry
-        return (done < total) & ~new.overflow
+        return (done < total) & ~new.overflow & ~new.crowded
 
     def one_chunk(carry):
         done, near_total, new = carry
@@ -181,6 +202,7 @@ def _one_level(level, state: _Frontier, table, populated, layout: Layout, meet) 
             far_count=new.far_count.at[target].add(far.astype(jnp.int32)),
             far_total=far_total,
             overflow=(far_total > room_far) | (near_total > room_near),
+            crowded=near_total > limit,
         )
         return done + _CHUNK, near_total, new
 

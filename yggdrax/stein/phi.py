@@ -28,7 +28,7 @@ def build_svgd_topology(
     reuse: float = 0.0,
     near_capacity: int | None = None,
     far_capacity: int | None = None,
-    exact_above: float = 0.4,
+    exact_above: float = 0.25,
 ) -> Topology:
     """Sorts particles into a tree and lists which nodes meet which. Traceable.
 

@@ -86,9 +86,8 @@ class Topology:
     def exact_serves(self) -> Array:
         """Whether the exact tiles do the sum: lists too short, or so long that tiles are faster."""
         pairs = jnp.sum(self.lists.near_count.astype(jnp.float32))
-        return self.lists.overflow | (
-            pairs > self.plan.exact_above * float(self.layout.leaves) ** 2
-        )
+        most = self.plan.exact_above * float(self.layout.leaves) ** 2
+        return self.lists.overflow | self.lists.crowded | (pairs > most)
 
     def serves(self, x: Array, h: Array) -> Array:
         """Whether the lists are right for these positions and this bandwidth, ``()`` bool."""
@@ -141,6 +140,7 @@ def _build_once(plan: Plan, layout: Layout, x: Array, h: Array, tolerance: Array
         margin,
         near_capacity=plan.near_capacity,
         far_capacity=plan.far_capacity,
+        most_near=plan.exact_above,
     )
     return Topology(
         layout=layout,

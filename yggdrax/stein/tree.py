@@ -81,7 +81,7 @@ class Tree(Engine):
     ordering: str = "median"
     near_capacity: int | None = None
     far_capacity: int | None = None
-    exact_above: float = 0.4
+    exact_above: float = 0.25
     check_every: int = 100
 
     def __post_init__(self):
