@@ -381,8 +381,6 @@ def get_state(opt_state: PyTree) -> SvgdState:
       ValueError: if there is none, or more than one.
     """
     states = _states(opt_state)
-    if not states:
-        raise ValueError("there is no SvgdState in the optimizer state: is svgd in its chain?")
     if len(states) != 1:
         raise ValueError(
             f"expected one SvgdState in the optimizer state, found {len(states)}: pass the part "
@@ -400,11 +398,8 @@ def check(opt_state: PyTree) -> None:
       StatusError: with one line for each bit that is set.
       ValueError: if there is no ``svgd`` in the state.
     """
-    states = _states(opt_state)
-    if not states:
-        raise ValueError("there is no SvgdState in the optimizer state: is svgd in its chain?")
     bits = 0
-    for state in states:
+    for state in _states(opt_state):
         bits |= int(np.bitwise_or.reduce(np.asarray(state.status).reshape(-1)))
     if bits:
         raise StatusError(bits, explain(bits))
@@ -412,4 +407,7 @@ def check(opt_state: PyTree) -> None:
 
 def _states(opt_state: PyTree) -> list[SvgdState]:
     leaves = jax.tree.leaves(opt_state, is_leaf=lambda node: isinstance(node, SvgdState))
-    return [leaf for leaf in leaves if isinstance(leaf, SvgdState)]
+    states = [leaf for leaf in leaves if isinstance(leaf, SvgdState)]
+    if not states:
+        raise ValueError("there is no SvgdState in the optimizer state: is svgd in its chain?")
+    return states

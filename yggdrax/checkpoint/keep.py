@@ -2,13 +2,13 @@
 
 import dataclasses
 import math
-import numbers
 import pathlib
 from collections.abc import Collection, Mapping
 from typing import Literal
 
 from yggdrax.checkpoint import folder as folders
 from yggdrax.checkpoint.errors import CheckpointError
+from yggdrax.typing import is_whole
 
 __all__ = ["KeepPolicy"]
 
@@ -38,8 +38,7 @@ class KeepPolicy:
             ("keep_every", self.every),
             ("keep_best", self.count),
         ):
-            whole = isinstance(value, numbers.Integral) and not isinstance(value, bool)
-            if value is not None and (not whole or value < 1):
+            if value is not None and not is_whole(value, 1):
                 raise ValueError(f"{name} must be a positive integer, not {value!r}.")
         if self.mode not in ("min", "max"):
             raise ValueError(f"best_mode must be 'min' or 'max', not {self.mode!r}.")

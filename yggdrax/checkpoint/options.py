@@ -1,11 +1,12 @@
 """Arguments of the Checkpointer, checked and brought into one form."""
 
-import numbers
 import operator
 import os
 import pathlib
 from collections.abc import Callable
 from typing import SupportsIndex
+
+from yggdrax.typing import is_whole
 
 __all__ = ["resolve_directory", "save_policy", "step_number"]
 
@@ -48,11 +49,7 @@ def save_policy(save_every: int | Callable[[int], bool]) -> Callable[[int], bool
     """
     if callable(save_every):
         return save_every
-    if (
-        isinstance(save_every, bool)
-        or not isinstance(save_every, numbers.Integral)
-        or save_every < 1
-    ):
+    if not is_whole(save_every, 1):
         raise ValueError(
             f"save_every must be a positive integer or a function of the step, not {save_every!r}."
         )
