@@ -51,6 +51,15 @@ def test_tables_are_measured_and_written(uci, tmp_path, capsys):
     assert results["line"]["ridge"]["rmse_mean"] < 0.3
 
 
+def test_a_mistyped_table_is_named_before_anything_runs(uci, tmp_path, capsys):
+    table(tmp_path)
+    out = tmp_path / "uci.json"
+    with pytest.raises(SystemExit, match="2"):
+        uci.main([f"--data-dir={tmp_path}", "--names", "line", "curve", f"--out={out}", "--smoke"])
+    said = capsys.readouterr()
+    assert "curve.csv" in said.err and not said.out and not out.exists()
+
+
 def test_splits_are_those_of_the_protocol(uci, tmp_path):
     _, y = table(tmp_path)
     data = uci.read_csv(tmp_path / "line.csv")

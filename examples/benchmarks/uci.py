@@ -47,7 +47,7 @@ import numpy as np
 import optax
 from flax import nnx
 
-from yggdrax.data import Standardizer, epoch_order, read_csv
+from yggdrax.data import DataError, Standardizer, epoch_order, read_csv
 from yggdrax.diagnostics import rmse
 from yggdrax.kernels import BandwidthRule, MedianRule
 from yggdrax.particles import init_particles, particle_grads
@@ -296,6 +296,11 @@ def main(arguments: list[str] | None = None) -> None:
         options.splits, options.step_factor = 1, 0.01 * options.step_factor
     if options.splits < 1 or options.step_factor <= 0 or options.first_split < 0:
         parser.error("--splits and --step-factor must be positive, --first-split not negative")
+    try:
+        # All of them first: a mistyped name should not come out after hours.
+        tables = {name: read_csv(options.data_dir / f"{name}.csv") for name in options.names}
+    except (OSError, DataError) as problem:
+        parser.error(str(problem))
     print(
         f"{NUM_PARTICLES} networks of {HIDDEN} units, {STEPS * options.step_factor:g} steps of "
         f"{BATCH} rows, {options.splits} splits"
@@ -304,8 +309,7 @@ def main(arguments: list[str] | None = None) -> None:
     )
     splits = range(options.first_split, options.first_split + options.splits)
     results = {}
-    for name in options.names:
-        table = read_csv(options.data_dir / f"{name}.csv")
+    for name, table in tables.items():
         results[name] = measure(
             table, splits, options.step_factor, options.validate, options.only_svgd
         )

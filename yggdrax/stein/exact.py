@@ -12,6 +12,7 @@ the ring of shards while the last ones are summed, so no device holds more than 
 import dataclasses
 import functools
 import math
+from collections.abc import Callable
 from typing import ClassVar, NamedTuple
 
 import jax
@@ -21,15 +22,16 @@ from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
 from yggdrax.kernels.wide import is_wide
 from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
+from yggdrax.stein import products
 from yggdrax.stein.engine import Engine, SteinSum, no_status
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.pairs import (
     PRODUCT_RADIUS,
     Leaves,
     Tile,
-    adjoint_tile,
+    adjoint_differences,
     agree_over_batch,
-    forward_tile,
+    forward_differences,
     product_is_safe,
 )
 from yggdrax.stein.wide import wide_phi
@@ -44,7 +46,7 @@ TARGETS, SOURCES = 1024, 1024
 # Up to here one kernel matrix for all is at least as fast, and it needs at most 16 MB.
 ONE_TILE = 2048
 # Sorting pays where tiles become compact by it: not in many dimensions.
-SORT_DIMENSIONS = 16
+FEW_DIMENSIONS = 16
 SORT_ALWAYS = 16384
 COMPENSATE_DIMENSIONS = 256
 ALIGN = 16
@@ -150,8 +152,9 @@ class _Plan(NamedTuple):
     columns: int
     """Particles in a tile of sources; ``rows`` is a multiple of it."""
     tiles: int
-    """Tiles of targets: 2 ** levels of median splits when sorted."""
-    sortable: bool
+    """Tiles of targets: 2 ** levels of median splits in few dimensions."""
+    few_dimensions: bool
+    """Tiles are sorted, and the factors of products are put together once for all of them."""
     compensated: bool
 
     @property
@@ -163,9 +166,9 @@ def _plan(n: int, dimension: int, block_size: int | None) -> _Plan:
     if n <= (ONE_TILE if block_size is None else block_size):
         return _Plan(n, n, n, 1, False, False)
     rows, columns = (TARGETS, SOURCES) if block_size is None else (block_size, block_size)
-    sortable = dimension <= SORT_DIMENSIONS and rows >= 32
+    few_dimensions = dimension <= FEW_DIMENSIONS and rows >= 32
     tiles = -(-n // rows)
-    if sortable:
+    if few_dimensions:
         tiles = 2 ** math.ceil(math.log2(tiles))
     rows = -(-n // tiles)  # equal tiles
     per_row = max(1, round(rows / columns))
@@ -173,7 +176,9 @@ def _plan(n: int, dimension: int, block_size: int | None) -> _Plan:
     if block_size is None:
         # Matrix products like multiples of their registers; the padding is a few per cent at most.
         columns = -(-columns // ALIGN) * ALIGN
-    plan = _Plan(n, columns * per_row, columns, tiles, sortable, dimension <= COMPENSATE_DIMENSIONS)
+    plan = _Plan(
+        n, columns * per_row, columns, tiles, few_dimensions, dimension <= COMPENSATE_DIMENSIONS
+    )
     assert plan.padded >= n, "a plan that leaves particles out"
     return plan
 
@@ -195,7 +200,7 @@ def _layout(plan: _Plan, x: Leaves, h: Array) -> _Layout:
     n, padded = plan.num_particles, plan.padded
     positions = jnp.minimum(jnp.arange(padded), n - 1).astype(jnp.int32)
     mask = (jnp.arange(padded) < n).astype(x[0].dtype).reshape(plan.tiles, plan.rows)
-    if not plan.sortable:
+    if not plan.few_dimensions:
         empty = jnp.zeros((plan.tiles, 0), x[0].dtype)
         return _Layout(None if plan.tiles == 1 else positions, mask, empty, empty)
     points = jax.lax.stop_gradient(x[0])[positions]
@@ -203,9 +208,11 @@ def _layout(plan: _Plan, x: Leaves, h: Array) -> _Layout:
     if n >= SORT_ALWAYS:
         order = median_order(points, levels)
     else:
-        # A cloud of a few h needs no sorting; a wide one does, for its digits and its speed.
-        extent = jnp.max(jnp.max(points, axis=0) - jnp.min(points, axis=0))
-        wide = agree_over_batch(~(extent <= 2 * PRODUCT_RADIUS * h))
+        # A cloud in which every tile may use products needs no sorting; a wider one does, for its
+        # digits and its speed. Centres of unsorted tiles are nearly that of the cloud.
+        radius = 0.97 * PRODUCT_RADIUS * h
+        from_centre = points - jnp.mean(points, axis=0)
+        wide = agree_over_batch(~(jnp.max(jnp.sum(jnp.square(from_centre), axis=1)) <= radius**2))
         order = jax.lax.cond(
             wide,
             lambda p: median_order(p, levels),
@@ -239,6 +246,14 @@ def _untiled(plan: _Plan, layout: _Layout, tiled: Leaves) -> Leaves:
     return tuple(leaf[inverse] for leaf in flat)
 
 
+class _Tiles(NamedTuple):
+    """One tile of particles and its bounding box, or several of them with a leading axis."""
+
+    tile: Tile
+    lower: Array
+    upper: Array
+
+
 class _Centre(NamedTuple):
     """The middle of a tile as the first of its particles and the mean of the others from there.
 
@@ -263,46 +278,86 @@ def _scaled(leaves: Leaves, centre: _Centre, inverse_h: Array) -> Leaves:
     return tuple(((leaf - first) - mean) * inverse_h for leaf, first, mean in parts)
 
 
-def _sum_over_sources(plan, kernel, h, targets, sources, start, contribution):
-    """Adds ``contribution(targets, source tile, products)`` over all tiles of sources to ``start``.
+class _Form(NamedTuple):
+    """One sum over pairs of tiles, in the difference form and in the product form."""
 
-    ``targets`` is ``(x, s, u, weight, lower, upper)`` of one tile. Tiles of sources further away
-    than the kernel reaches are passed over.
+    differences: Callable[[Tile, Tile], PyTree]
+    targets: Callable[[Tile], PyTree]
+    sources: Callable[[Tile], PyTree]
+    products: Callable[[PyTree, PyTree], PyTree]
+    finish: Callable[[Tile, PyTree], PyTree]
+    """From sums of ``products`` to sums of ``differences``."""
+
+
+def _forward_form(kernel: Kernel, inverse_h: Array) -> _Form:
+    return _Form(
+        lambda own, other: forward_differences(kernel, own.z, other, inverse_h),
+        lambda own: products.left_factors(own.z),
+        lambda other: products.forward_sources(kernel, other, inverse_h),
+        lambda own, other: products.forward_products(kernel, own, other),
+        lambda own, sums: products.finish_forward(own.z, inverse_h, sums),
+    )
+
+
+def _adjoint_form(kernel: Kernel, inverse_h: Array) -> _Form:
+    return _Form(
+        lambda own, other: adjoint_differences(kernel, own, other, inverse_h),
+        lambda own: products.adjoint_targets(kernel, own, inverse_h),
+        lambda other: products.adjoint_sources(kernel, other, inverse_h),
+        lambda own, other: products.adjoint_products(kernel, own, other),
+        lambda own, sums: products.finish_adjoint(own, inverse_h, sums),
+    )
+
+
+def _sum_over_sources(plan, kernel, inverse_h, form: _Form, target: _Tiles, sources: _Tiles, start):
+    """Adds what ``target``, one tile, gets from all tiles of sources to the sum ``start``.
+
+    Tiles of sources further away than the kernel reaches are passed over.
     """
-    x, s, u, weight, lower, upper = targets
-    inverse_h = 1 / h
-    centre = _centre(x)
-    z = _scaled(x, centre, inverse_h)
-    products = agree_over_batch(product_is_safe(z))
+    own, others = target.tile, sources.tile
+    centre = _centre(own.z)
+    scaled = own._replace(z=_scaled(own.z, centre, inverse_h))
     # A margin for the rounding of the boxes' distance.
-    reach = kernel.reach(x[0].dtype) * 1.01
+    reach = kernel.reach(own.weight.dtype) * 1.01
 
-    def add(total, source):
-        y, sy, uy, wy, source_lower, source_upper = source
+    def over_tiles(start, operands, evaluate):
+        def add(total, source):
+            operand, lower, upper = source
+            if not plan.few_dimensions or not math.isfinite(reach):
+                return _add(total, evaluate(operand)), None
+            gap = jnp.maximum(jnp.maximum(target.lower - upper, lower - target.upper), 0)
+            distance = jnp.sum(jnp.square(gap * inverse_h))
+            beyond = agree_over_batch((distance > reach) & jnp.isfinite(distance))
+            return jax.lax.cond(beyond, lambda: total, lambda: _add(total, evaluate(operand))), None
 
-        def by_products():
-            own, other = Tile(z, s, u, weight), Tile(_scaled(y, centre, inverse_h), sy, uy, wy)
-            return contribution(own, other, inverse_h, products=True)
+        operands = (operands, sources.lower, sources.upper)
+        if plan.padded == plan.columns:
+            # One tile: nothing to scan over.
+            return add(start, jax.tree.map(lambda leaf: leaf[0], operands))[0]
+        return jax.lax.scan(add, start, operands)[0]
 
-        def by_differences():
-            own, other = Tile(x, s, u, weight), Tile(y, sy, uy, wy)
-            return contribution(own, other, inverse_h, products=False)
+    def by_differences():
+        return over_tiles(start, others, lambda other: form.differences(own, other))
 
-        def evaluate():
-            return jax.lax.cond(products, by_products, by_differences)
+    def by_products():
+        left = form.targets(scaled)
 
-        if not plan.sortable or not math.isfinite(reach):
-            return _add(total, evaluate()), None
-        gap = jnp.maximum(jnp.maximum(lower - source_upper, source_lower - upper), 0) * inverse_h
-        distance = jnp.sum(gap * gap)
-        beyond = agree_over_batch((distance > reach) & jnp.isfinite(distance))
-        return jax.lax.cond(beyond, lambda: total, lambda: _add(total, evaluate())), None
+        def factors(other):
+            return form.sources(other._replace(z=_scaled(other.z, centre, inverse_h)))
 
-    if plan.padded == plan.columns:
-        # One tile: nothing to scan over.
-        only = jax.tree.map(lambda leaf: leaf[0], sources)
-        return add(start, only)[0]
-    return jax.lax.scan(add, start, sources)[0]
+        one = jax.tree.map(lambda leaf: leaf[0], others)
+        like = jax.eval_shape(lambda: form.products(left, factors(one)))
+        zero = _start(plan, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
+        if plan.few_dimensions:
+            # Once for all tiles of sources; in many dimensions the copy would cost memory and
+            # save nothing beside the products.
+            sums = over_tiles(zero, factors(others), lambda other: form.products(left, other))
+        else:
+            sums = over_tiles(zero, others, lambda other: form.products(left, factors(other)))
+        return _add(start, form.finish(scaled, sums.value))
+
+    safe = agree_over_batch(product_is_safe(scaled.z))
+    return jax.lax.cond(safe, by_products, by_differences)
 
 
 class _Sum(NamedTuple):
@@ -326,34 +381,35 @@ def _add(total: _Sum, value: PyTree) -> _Sum:
     return _Sum(added, dropped)
 
 
-def _over_target_tiles(plan, kernel, axes, x, s, u, h, like, contribution, finish):
-    """Runs the double loop over tiles and returns what ``finish`` makes of each target tile."""
-    layout = _layout(plan, x, h)
-    x, s = (_tiled(plan, layout, v, zero_padding=zero) for v, zero in ((x, False), (s, True)))
-    u = None if u is None else _tiled(plan, layout, u, zero_padding=True)
-    targets = (x, s, u, layout.mask, layout.lower, layout.upper)
+def _over_target_tiles(plan, kernel, axes, tile: Tile, h, like, form: _Form):
+    """Runs the double loop over tiles and returns each target tile's sums, and the layout.
+
+    ``tile`` holds all particles of the shard; ``like`` shows the shapes of one tile's sums.
+    """
+    layout = _layout(plan, tile.z, h)
+    x = _tiled(plan, layout, tile.z, zero_padding=False)
+    s = _tiled(plan, layout, tile.s, zero_padding=True)
+    u = None if tile.u is None else _tiled(plan, layout, tile.u, zero_padding=True)
+    targets = _Tiles(Tile(x, s, u, layout.mask), layout.lower, layout.upper)
     per_row = plan.rows // plan.columns
 
     def split(leaf):
         return leaf.reshape(plan.tiles * per_row, plan.columns, *leaf.shape[2:])
 
-    sources = (
-        *jax.tree.map(split, (x, s, u, layout.mask)),
+    sources = _Tiles(
+        jax.tree.map(split, targets.tile),
         jnp.repeat(layout.lower, per_row, axis=0),
         jnp.repeat(layout.upper, per_row, axis=0),
     )
 
     def start(target):
-        return _start(plan, like(target))
+        return _start(plan, like(target.tile))
 
     def add(target, sum_so_far, sources):
-        return _sum_over_sources(plan, kernel, h, target, sources, sum_so_far, contribution)
-
-    def end(target, sum_of_all):
-        return finish(sum_of_all.value, _scaled(target[0], _centre(target[0]), 1 / h))
+        return _sum_over_sources(plan, kernel, 1 / h, form, target, sources, sum_so_far)
 
     def one(target):
-        return end(target, add(target, start(target), sources))
+        return add(target, start(target), sources).value
 
     def hop(carry, _):
         sums, visiting = carry
@@ -371,7 +427,7 @@ def _over_target_tiles(plan, kernel, axes, x, s, u, h, like, contribution, finis
         return over(one, targets), layout
     carry = (over(start, targets), sources)
     (sums, _), _ = jax.lax.scan(hop, carry, None, length=shard_count(axes))
-    return over(end, targets, sums), layout
+    return sums.value, layout
 
 
 def _forward(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Leaves]:
@@ -382,21 +438,13 @@ def _forward(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Le
     plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
     n = plan.num_particles * shard_count(axes)
 
-    def contribution(tile, other, inverse_h, *, products):
-        return forward_tile(kernel, tile.z, other, inverse_h, products=products)
-
-    def like(target):
-        return target[0], target[3][:, None]
-
-    def finish(sums, z):
-        leaves, weight_sum = sums
-        return tuple((leaf + zl * (weight_sum / h)) / n for leaf, zl in zip(leaves, z, strict=True))
-
     def by_tiles():
-        tiled, layout = _over_target_tiles(
-            plan, kernel, axes, x, s, None, h, like, contribution, finish
+        everything = Tile(x, s, None, jnp.ones(x[0].shape[0], x[0].dtype))
+        form = _forward_form(kernel, 1 / h)
+        phi, layout = _over_target_tiles(
+            plan, kernel, axes, everything, h, lambda tile: tile.z, form
         )
-        return _untiled(plan, layout, tiled)
+        return tuple(leaf / n for leaf in _untiled(plan, layout, phi))
 
     if plan.tiles == 1 and not axes and is_wide(x):
         return wide_phi(kernel, x, s, h, by_tiles), ()
@@ -412,21 +460,18 @@ def _adjoint(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Le
     plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
     n = plan.num_particles * shard_count(axes)
 
-    def contribution(tile, other, inverse_h, *, products):
-        return adjoint_tile(kernel, tile, other, inverse_h, products=products)
-
-    def like(target):
-        return target[0], target[0], h
-
-    def finish(sums, z):
-        del z
-        return jax.tree.map(lambda v: v / n, sums)
-
+    everything = Tile(x, s, u, jnp.ones(x[0].shape[0], x[0].dtype))
     (dx, ds, dh), layout = _over_target_tiles(
-        plan, kernel, axes, x, s, u, h, like, contribution, finish
+        plan,
+        kernel,
+        axes,
+        everything,
+        h,
+        lambda tile: (tile.z, tile.z, h),
+        _adjoint_form(kernel, 1 / h),
     )
-    dx, ds = _untiled(plan, layout, dx), _untiled(plan, layout, ds)
-    return (*dx, *ds), (total(jnp.sum(dh), axes),)
+    rows = tuple(leaf / n for leaf in (*_untiled(plan, layout, dx), *_untiled(plan, layout, ds)))
+    return rows, (total(jnp.sum(dh), axes) / n,)
 
 
 def _halves(leaves: Leaves) -> tuple[Leaves, Leaves]:
