@@ -210,3 +210,30 @@ def test_help_shows_the_arguments_of_a_target():
 
     assert "likelihood" in inspect.signature(yg.BayesianNetwork).parameters
     assert "function" in inspect.signature(yg.LogDensity).parameters
+
+
+def test_outside_jit_a_second_call_compiles_nothing():
+    events = []
+
+    def listen(event, seconds, **kwargs):
+        del seconds, kwargs
+        events.append(event)
+
+    x = jax.random.normal(jax.random.key(0), (40, 2))
+    tx = yg.svgd("median")
+    state = tx.init(x)
+    for factor in (1, 2, 3):
+        if factor == 3:
+            jax.monitoring.register_event_duration_secs_listener(listen)
+        phi = yg.exact_phi(factor * x, -x, 0.5 * factor)
+        updates, state = tx.update(x, state, factor * x)
+    jax.monitoring.unregister_event_duration_listener(listen)
+    assert not [event for event in events if "compile" in event], events
+    assert np.isfinite(phi).all() and np.isfinite(updates).all()
+
+
+def test_a_rule_where_a_number_is_needed():
+    with pytest.raises(TypeError, match=r"not 'median'. .*MedianRule\(\).bandwidth"):
+        yg.exact_phi(jnp.ones((3, 2)), jnp.ones((3, 2)), "median")
+    with pytest.raises(TypeError, match="the array has dtype int32"):
+        yg.svgd("median").init(jnp.ones((3, 2), int))

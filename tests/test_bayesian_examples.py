@@ -87,8 +87,6 @@ def test_bad_arguments_are_refused(uci, tmp_path):
     for bad in (["--splits=0"], ["--step-factor=0"], ["--first-split=-1"]):
         with pytest.raises(SystemExit):
             uci.main(common + bad)
-    with pytest.raises(FileNotFoundError, match=r"nothing\.csv"):
-        uci.main([f"--data-dir={tmp_path}", "--names", "nothing", f"--out={tmp_path / 'a.json'}"])
 
 
 def test_overhead_runs(tmp_path):

@@ -12,6 +12,7 @@ targets p^(1/N); :func:`yggdrax.particle_grads` does it right.
 clipping by a global norm before it mixes the particles.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -318,13 +319,8 @@ class _Options(NamedTuple):
             raise ValueError(f"a bandwidth must be one number, but its shape is {h.shape}.")
         floor, ceiling = floor_of(dtype), ceiling_of(dtype)
         at_floor = h < floor
-        equal = jax.lax.cond(
-            at_floor,
-            lambda: jnp.all(jnp.stack([jnp.all(jnp.max(v, 0) == jnp.min(v, 0)) for v in leaves])),
-            lambda: jnp.asarray(False),
-        )
         flags = jnp.where(at_floor, Status.BANDWIDTH_FLOOR.value, 0) | jnp.where(
-            equal, Status.COLLAPSED.value, 0
+            _all_equal(at_floor, leaves), Status.COLLAPSED.value, 0
         )
         flags = flags | jnp.where(jnp.isinf(h), Status.OUT_OF_RANGE.value, 0)
         return jnp.where(at_floor, floor, jnp.where(h > ceiling, ceiling, h)), flags
@@ -342,20 +338,41 @@ class _Options(NamedTuple):
         if not engine.check_every:
             phi, status = engine.stein(x0, s0, h, self.kernel)
             return (phi,), status, unmeasured
-        # An error found too large stays so: the exact sum serves until the bit is cleared.
-        trusted = agree_over_batch((state.status & Status.INACCURATE.value) == 0)
-        phi, status = jax.lax.cond(
-            trusted,
-            lambda: engine.stein(x0, s0, h, self.kernel),
-            lambda: Exact().stein(x0, s0, h, self.kernel),
-        )
-        due = agree_over_batch(state.count % engine.check_every == 0)
-        error = jax.lax.cond(
-            due,
-            lambda: measured_error(x0, s0, h, self.kernel, phi, state.count),
-            lambda: unmeasured,
-        )
-        return (phi,), status | jnp.where(error > engine.rtol, Status.INACCURATE.value, 0), error
+        phi, status, error = _checked(engine, self.kernel, x0, s0, h, state.status, state.count)
+        return (phi,), status, error
+
+
+# The functions below are compiled, so that calls outside of any jit do not compile their conditions
+# each time.
+
+
+@jax.jit
+def _all_equal(asked: Array, leaves: Leaves) -> Array:
+    """Whether all particles are one, where asked."""
+    return jax.lax.cond(
+        asked,
+        lambda: jnp.all(jnp.stack([jnp.all(jnp.max(v, 0) == jnp.min(v, 0)) for v in leaves])),
+        lambda: jnp.asarray(False),
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _checked(engine: Engine, kernel: Kernel, x, s, h, status_before, count):
+    """The sum by an engine whose error is measured: phi, status bits, and the error or NaN."""
+    # An error found too large stays so: the exact sum serves until the bit is cleared.
+    trusted = agree_over_batch((status_before & Status.INACCURATE.value) == 0)
+    phi, status = jax.lax.cond(
+        trusted,
+        lambda: engine.stein(x, s, h, kernel),
+        lambda: Exact().stein(x, s, h, kernel),
+    )
+    due = agree_over_batch(count % engine.check_every == 0)
+    error = jax.lax.cond(
+        due,
+        lambda: measured_error(x, s, h, kernel, phi, count),
+        lambda: jnp.full((), jnp.nan, jnp.float32),
+    )
+    return phi, status | jnp.where(error > engine.rtol, Status.INACCURATE.value, 0), error
 
 
 def _held(x: Leaves, flags: Array) -> Leaves:

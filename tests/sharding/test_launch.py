@@ -15,13 +15,23 @@ from yggdrax.experiment.places import Places
 from yggdrax.processes import Group, ProcessLost
 
 RNG = np.random.default_rng(0)
+TWO = {"coordinator": "a:1", "count": 2, "index": 0}
 
 
 @pytest.mark.parametrize(
     "environment",
     [
-        {"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"},
-        {"OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_RANK": "2"},
+        {
+            "SLURM_STEP_NUM_TASKS": "4",
+            "SLURM_PROCID": "2",
+            "SLURM_JOB_ID": "1",
+            "SLURM_STEP_NODELIST": "node[1-4]",
+        },
+        {
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_COMM_WORLD_RANK": "2",
+            "OMPI_MCA_orte_hnp_uri": "1.0;tcp://10.0.0.1:1",
+        },
         {"PMI_SIZE": "4", "PMI_RANK": "2", "JAX_COORDINATOR_ADDRESS": "one:1"},
         {"JAX_NUM_PROCESSES": "4", "JAX_PROCESS_ID": "2", "JAX_COORDINATOR_ADDRESS": "one:1"},
     ],
@@ -49,11 +59,43 @@ def test_flags_come_before_the_environment_and_the_rest_is_left():
         ({"coordinator": "a:1", "count": 2}, "--num_processes and --process_id"),
         ({"coordinator": "a:1", "count": 2, "index": 2}, "between 0 and 1, not 2"),
         ({"count": 2, "index": 1}, "--coordinator=HOST:PORT"),
+        ({"coordinator": "a:1", "count": 0, "index": 0}, "at least 1, not 0"),
+        ({"count": 1, "index": 5}, "between 0 and 0, not 5"),
+        ({"coordinator": "a", "count": 2, "index": 0}, "HOST:PORT, .* not 'a'"),
+        ({"coordinator": "", "count": 2, "index": 0}, "HOST:PORT, .* not ''"),
+        ({"coordinator": "a:b", "count": 2, "index": 0}, "HOST:PORT, .* not 'a:b'"),
+        ({"coordinator": "a:99999", "count": 2, "index": 0}, "from 1 to 65535, not 'a:99999'"),
+        (TWO | {"start_seconds": float("nan")}, "start_seconds must be a positive .* not nan"),
+        (TWO | {"silence_seconds": -3.0}, "silence_seconds must be a positive .* not -3"),
     ],
 )
 def test_incomplete_flags_are_refused(arguments, message):
     with pytest.raises(ConfigError, match=message):
         launch_of({}, **arguments)
+
+
+@pytest.mark.parametrize(
+    ("environment", "message"),
+    [
+        # Newer versions of Open MPI, and others whose coordinator JAX does not find.
+        ({"OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_RANK": "0"}, "--coordinator=HOST:PORT"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "0"}, "--coordinator=HOST:PORT"),
+        ({"PMI_SIZE": "2", "PMI_RANK": "x"}, "PMI_RANK must be a whole number, not 'x'"),
+    ],
+)
+def test_an_environment_that_says_too_little_is_refused(environment, message):
+    with pytest.raises(ConfigError, match=message):
+        launch_of(environment)
+
+
+def test_a_coordinator_whose_host_is_unknown_is_refused_at_once(tmp_path):
+    launch = Launch("no.such.host.invalid:1234", 2, 0)
+    with (
+        pytest.raises(ConfigError, match=r"no\.such\.host\.invalid:1234 is unknown"),
+        launching.together(launch, tmp_path),
+    ):
+        pass
+    assert not jax.distributed.is_initialized()
 
 
 def test_a_number_that_is_none_is_refused():

@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import fcntl
 import json
+import math
 import os
 import pathlib
 import platform
@@ -37,13 +38,14 @@ _SECONDS_TO_HEAR = 3.0
 # How long a process of an earlier run may take to end.
 _SECONDS_TO_LEAVE = 5.0
 
-# (coordinator, count, index) as launchers name them; JAX itself finds the coordinator of the first
-# two. A batch script of SLURM that is no task of a step has no STEP_NUM_TASKS.
+# Count and index as launchers name them, and the variables in which JAX finds the coordinator, if
+# it does. A batch script of SLURM that is no task of a step has no STEP_NUM_TASKS; Open MPI sets
+# its variable up to the fourth version.
 _LAUNCHERS = (
-    ("SLURM", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID"),
-    ("Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK"),
-    ("MPI", "PMI_SIZE", "PMI_RANK"),
-    ("JAX", "JAX_NUM_PROCESSES", "JAX_PROCESS_ID"),
+    ("SLURM_STEP_NUM_TASKS", "SLURM_PROCID", ("SLURM_JOB_ID", "SLURM_STEP_NODELIST")),
+    ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", ("OMPI_MCA_orte_hnp_uri",)),
+    ("PMI_SIZE", "PMI_RANK", None),
+    ("JAX_NUM_PROCESSES", "JAX_PROCESS_ID", None),
 )
 # What must be equal everywhere; the rest of the settings may differ from host to host.
 _SAME = ("enable_x64", "default_matmul_precision", "threefry_partitionable")
@@ -104,16 +106,17 @@ def launch_of(
       ConfigError: for flags that are incomplete or out of range.
 
     Example:
-      >>> launch_of({"SLURM_STEP_NUM_TASKS": "4", "SLURM_PROCID": "2"}).index
+      >>> launch_of({"PMI_SIZE": "4", "PMI_RANK": "2"}, coordinator="node1:8476").index
       2
       >>> launch_of({}) is None
       True
     """
-    launcher = "the flags"
+    known_to_jax = False
     if count is None and index is None:
-        for name, size, rank in _LAUNCHERS:
+        for size, rank, where in _LAUNCHERS:
             if size in environment and rank in environment:
-                launcher, count, index = name, int(environment[size]), int(environment[rank])
+                count, index = _number(environment, size), _number(environment, rank)
+                known_to_jax = where is not None and all(name in environment for name in where)
                 break
     if coordinator is None:
         coordinator = environment.get("JAX_COORDINATOR_ADDRESS")
@@ -123,13 +126,44 @@ def launch_of(
         raise ConfigError(
             "several processes need --num_processes and --process_id, or a launcher that sets them"
         )
-    if count == 1:
-        return None
+    if count < 1:
+        raise ConfigError(f"num_processes must be at least 1, not {count}")
     if not 0 <= index < count:
         raise ConfigError(f"process_id must lie between 0 and {count - 1}, not {index}")
-    if coordinator is None and launcher not in ("SLURM", "Open MPI"):
+    for name, value in seconds.items():
+        if not 0 < value < math.inf:
+            raise ConfigError(f"{name} must be a positive number of seconds, not {value}")
+    if count == 1:
+        return None
+    if coordinator is None and not known_to_jax:
         raise ConfigError("several processes need --coordinator=HOST:PORT of process 0")
+    if coordinator is not None:
+        _address(coordinator)
     return Launch(coordinator, count, index, **seconds)
+
+
+def _number(environment: Mapping[str, str], name: str) -> int:
+    try:
+        return int(environment[name])
+    except ValueError:
+        raise ConfigError(f"{name} must be a whole number, not {environment[name]!r}") from None
+
+
+def _address(coordinator: str) -> tuple[str, int]:
+    host, _, port = coordinator.rpartition(":")
+    if not (host and port.isascii() and port.isdigit() and 0 < int(port) < 2**16):
+        raise ConfigError(
+            f"coordinator must be HOST:PORT, a port from 1 to {2**16 - 1}, not {coordinator!r}"
+        )
+    return host.strip("[]"), int(port)
+
+
+def _check_host(coordinator: str) -> None:
+    host, port = _address(coordinator)
+    try:
+        socket.getaddrinfo(host, port)
+    except OSError as error:
+        raise ConfigError(f"the host of --coordinator={coordinator} is unknown: {error}") from None
 
 
 @contextlib.contextmanager
@@ -143,7 +177,8 @@ def together(launch: Launch, shared: pathlib.Path) -> Iterator[None]:
       shared: a directory that all processes see; says who has come.
 
     Raises:
-      ConfigError: another process of this run has the same number.
+      ConfigError: another process of this run has the same number, or the coordinator's host is
+        unknown.
     """
     presence = _start(launch, shared)
     lost = _Lost(launch)
@@ -174,9 +209,8 @@ def _leader_is_gone(launch: Launch) -> bool:
     """Whether nobody listens at the port of process 0 any more; then JAX soon ends this one."""
     if launch.coordinator is None or launch.index == 0:
         return False
-    host, _, port = launch.coordinator.rpartition(":")
     try:
-        socket.create_connection((host, int(port)), timeout=1).close()
+        socket.create_connection(_address(launch.coordinator), timeout=1).close()
     except OSError:
         return True
     return False
@@ -218,6 +252,8 @@ def _leave_after(error: Exception, launch: Launch) -> None:
 
 
 def _start(launch: Launch, shared: pathlib.Path) -> "_Presence":
+    if launch.coordinator is not None:
+        _check_host(launch.coordinator)
     # A process that is gone must not end the others before they have said which one it was.
     jax.config.update("jax_enable_recoverability", True)
     # Signals stop a run between two steps, by yggdrax.experiment.signals.
@@ -330,11 +366,9 @@ class _Presence:
         if missing:
             what = f"process {', '.join(missing)} of {self._launch.count} did not come"
         else:
-            what = (
-                f"all {self._launch.count} processes have come, but cannot talk through "
-                f"{self._launch.coordinator or 'the coordinator'}"
-            )
-        _exit(f"{what} within {self._launch.start_seconds:.0f} s")
+            what = f"all {self._launch.count} processes have come, but could not talk"
+        where = self._launch.coordinator or "the coordinator that the launcher names"
+        _exit(f"{what} within {self._launch.start_seconds:.0f} s (they meet at {where})")
 
 
 def _who() -> str:

@@ -58,7 +58,13 @@ def check_positive(value: Number, name: str) -> None:
     if not (isinstance(value, (int, float, np.number, np.ndarray, jax.Array))) or isinstance(
         value, bool
     ):
-        raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
+        text = ""
+        if name == "bandwidth" and value == "median":
+            text = (
+                " Only svgd takes a rule: MedianRule().bandwidth((x,)) is its number for x (N, d)."
+            )
+        what = repr(value) if isinstance(value, str) else type(value).__name__
+        raise TypeError(f"{name} must be a number, not {what}.{text}")
     if not isinstance(value, (int, float)) and value.dtype == bool:
         raise TypeError(f"{name} must be a number, not a truth value.")
     try:
@@ -109,7 +115,7 @@ class MedianRule:
             return jnp.ones((), leaves[0].dtype)
         many = sum(leaf.shape[1] for leaf in leaves) > FEW_DIMENSIONS
         limit = ALL_PAIRS_BY_PRODUCT if many else ALL_PAIRS
-        median = _median_of_all(leaves) if n <= limit else _median_of_sample(leaves)
+        median = (_median_of_all if n <= limit else _median_of_sample)(tuple(leaves))
         # The square root's derivative at 0 is taken as 0, as at the floor.
         positive = median > 0
         root = jnp.sqrt(jnp.where(positive, median, 1) / (2 * math.log(n + 1)))
@@ -132,10 +138,13 @@ class BandwidthRule:
             raise TypeError(f"BandwidthRule takes a function of the particles, not {self.fn!r}.")
 
 
+# Compiled, so that calls outside of any jit do not compile the scan inside each time.
+@jax.jit
 def _median_of_sample(leaves: Sequence[Array]) -> Array:
     return _kth_smallest(sampled_squared_distances(leaves), SAMPLED_PAIRS // 2)
 
 
+@jax.jit
 def _median_of_all(leaves: Sequence[Array]) -> Array:
     n = leaves[0].shape[0]
     distances = all_squared_distances(leaves)

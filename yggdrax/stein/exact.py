@@ -22,7 +22,6 @@ from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
 from yggdrax.kernels.wide import is_wide
 from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
-from yggdrax.stein import products
 from yggdrax.stein.engine import Engine, SteinSum, no_status
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.pairs import (
@@ -34,6 +33,7 @@ from yggdrax.stein.pairs import (
     forward_differences,
     product_is_safe,
 )
+from yggdrax.stein.products import Centre, Products, adjoint_by_products, forward_by_products
 from yggdrax.stein.wide import wide_phi
 from yggdrax.typing import Array, Number, ParticleTree, PyTree, is_whole
 
@@ -78,7 +78,7 @@ class Exact(Engine):
 
     def stein_leaves(self, x: Leaves, s: Leaves, h: Array, kernel: Kernel) -> Leaves:
         """The same for a particle of several leaves ``(N, d_l)``, none of them concatenated."""
-        return _exact(self.block_size, kernel, x, s, h)
+        return _compiled(self.block_size, kernel, x, s, h)
 
     def on_shard(self, axes: Axes, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """See :class:`yggdrax.stein.engine.Engine`."""
@@ -254,69 +254,22 @@ class _Tiles(NamedTuple):
     upper: Array
 
 
-class _Centre(NamedTuple):
-    """The middle of a tile as the first of its particles and the mean of the others from there.
-
-    A mean that is computed twice may be summed in two orders. From the origin the two then differ
-    by the rounding of the coordinates, and targets and sources are shifted by different numbers;
-    from a particle of the tile they differ by the rounding of the tile's radius.
-    """
-
-    first: Leaves
-    mean: Leaves
-
-
-def _centre(leaves: Leaves) -> _Centre:
-    first = tuple(leaf[0] for leaf in leaves)
-    return _Centre(
-        first, tuple(jnp.mean(a - b, axis=0) for a, b in zip(leaves, first, strict=True))
-    )
-
-
-def _scaled(leaves: Leaves, centre: _Centre, inverse_h: Array) -> Leaves:
-    parts = zip(leaves, *centre, strict=True)
-    return tuple(((leaf - first) - mean) * inverse_h for leaf, first, mean in parts)
-
-
-class _Form(NamedTuple):
-    """One sum over pairs of tiles, in the difference form and in the product form."""
+class _Forms(NamedTuple):
+    """One sum over pairs of tiles in both forms."""
 
     differences: Callable[[Tile, Tile], PyTree]
-    targets: Callable[[Tile], PyTree]
-    sources: Callable[[Tile], PyTree]
-    products: Callable[[PyTree, PyTree], PyTree]
-    finish: Callable[[Tile, PyTree], PyTree]
-    """From sums of ``products`` to sums of ``differences``."""
+    products: Products
 
 
-def _forward_form(kernel: Kernel, inverse_h: Array) -> _Form:
-    return _Form(
-        lambda own, other: forward_differences(kernel, own.z, other, inverse_h),
-        lambda own: products.left_factors(own.z),
-        lambda other: products.forward_sources(kernel, other, inverse_h),
-        lambda own, other: products.forward_products(kernel, own, other),
-        lambda own, sums: products.finish_forward(own.z, inverse_h, sums),
-    )
-
-
-def _adjoint_form(kernel: Kernel, inverse_h: Array) -> _Form:
-    return _Form(
-        lambda own, other: adjoint_differences(kernel, own, other, inverse_h),
-        lambda own: products.adjoint_targets(kernel, own, inverse_h),
-        lambda other: products.adjoint_sources(kernel, other, inverse_h),
-        lambda own, other: products.adjoint_products(kernel, own, other),
-        lambda own, sums: products.finish_adjoint(own, inverse_h, sums),
-    )
-
-
-def _sum_over_sources(plan, kernel, inverse_h, form: _Form, target: _Tiles, sources: _Tiles, start):
+def _sum_over_sources(plan, kernel, h, forms: _Forms, target: _Tiles, sources: _Tiles, start):
     """Adds what ``target``, one tile, gets from all tiles of sources to the sum ``start``.
 
     Tiles of sources further away than the kernel reaches are passed over.
     """
     own, others = target.tile, sources.tile
-    centre = _centre(own.z)
-    scaled = own._replace(z=_scaled(own.z, centre, inverse_h))
+    inverse_h = 1 / h
+    centre = Centre.of(own.z)
+    scaled = centre.scaled(own, inverse_h)
     # A margin for the rounding of the boxes' distance.
     reach = kernel.reach(own.weight.dtype) * 1.01
 
@@ -337,23 +290,24 @@ def _sum_over_sources(plan, kernel, inverse_h, form: _Form, target: _Tiles, sour
         return jax.lax.scan(add, start, operands)[0]
 
     def by_differences():
-        return over_tiles(start, others, lambda other: form.differences(own, other))
+        return over_tiles(start, others, lambda other: forms.differences(own, other))
 
     def by_products():
+        form = forms.products
         left = form.targets(scaled)
 
         def factors(other):
-            return form.sources(other._replace(z=_scaled(other.z, centre, inverse_h)))
+            return form.sources(centre.scaled(other, inverse_h))
 
         one = jax.tree.map(lambda leaf: leaf[0], others)
-        like = jax.eval_shape(lambda: form.products(left, factors(one)))
+        like = jax.eval_shape(lambda: form.sums(left, factors(one)))
         zero = _start(plan, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
         if plan.few_dimensions:
             # Once for all tiles of sources; in many dimensions the copy would cost memory and
             # save nothing beside the products.
-            sums = over_tiles(zero, factors(others), lambda other: form.products(left, other))
+            sums = over_tiles(zero, factors(others), lambda other: form.sums(left, other))
         else:
-            sums = over_tiles(zero, others, lambda other: form.products(left, factors(other)))
+            sums = over_tiles(zero, others, lambda other: form.sums(left, factors(other)))
         return _add(start, form.finish(scaled, sums.value))
 
     safe = agree_over_batch(product_is_safe(scaled.z))
@@ -381,7 +335,7 @@ def _add(total: _Sum, value: PyTree) -> _Sum:
     return _Sum(added, dropped)
 
 
-def _over_target_tiles(plan, kernel, axes, tile: Tile, h, like, form: _Form):
+def _over_target_tiles(plan, kernel, axes, tile: Tile, h, like, forms: _Forms):
     """Runs the double loop over tiles and returns each target tile's sums, and the layout.
 
     ``tile`` holds all particles of the shard; ``like`` shows the shapes of one tile's sums.
@@ -406,7 +360,7 @@ def _over_target_tiles(plan, kernel, axes, tile: Tile, h, like, form: _Form):
         return _start(plan, like(target.tile))
 
     def add(target, sum_so_far, sources):
-        return _sum_over_sources(plan, kernel, 1 / h, form, target, sources, sum_so_far)
+        return _sum_over_sources(plan, kernel, h, forms, target, sources, sum_so_far)
 
     def one(target):
         return add(target, start(target), sources).value
@@ -438,11 +392,15 @@ def _forward(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Le
     plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
     n = plan.num_particles * shard_count(axes)
 
+    forms = _Forms(
+        lambda own, other: forward_differences(kernel, own.z, other, 1 / h),
+        forward_by_products(kernel, 1 / h),
+    )
+
     def by_tiles():
         everything = Tile(x, s, None, jnp.ones(x[0].shape[0], x[0].dtype))
-        form = _forward_form(kernel, 1 / h)
         phi, layout = _over_target_tiles(
-            plan, kernel, axes, everything, h, lambda tile: tile.z, form
+            plan, kernel, axes, everything, h, lambda tile: tile.z, forms
         )
         return tuple(leaf / n for leaf in _untiled(plan, layout, phi))
 
@@ -460,15 +418,13 @@ def _adjoint(static, axes: Axes, rows: Leaves, rest: Leaves) -> tuple[Leaves, Le
     plan = _plan(x[0].shape[0], sum(leaf.shape[1] for leaf in x), block_size)
     n = plan.num_particles * shard_count(axes)
 
+    forms = _Forms(
+        lambda own, other: adjoint_differences(kernel, own, other, 1 / h),
+        adjoint_by_products(kernel, 1 / h),
+    )
     everything = Tile(x, s, u, jnp.ones(x[0].shape[0], x[0].dtype))
     (dx, ds, dh), layout = _over_target_tiles(
-        plan,
-        kernel,
-        axes,
-        everything,
-        h,
-        lambda tile: (tile.z, tile.z, h),
-        _adjoint_form(kernel, 1 / h),
+        plan, kernel, axes, everything, h, lambda tile: (tile.z, tile.z, h), forms
     )
     rows = tuple(leaf / n for leaf in (*_untiled(plan, layout, dx), *_untiled(plan, layout, ds)))
     return rows, (total(jnp.sum(dh), axes) / n,)
@@ -496,3 +452,6 @@ def _exact_bwd(block_size, kernel, residuals, cotangent):
 
 
 _exact.defvjp(_exact_fwd, _exact_bwd)
+
+# Conditions and scans outside of any jit would be compiled at every call.
+_compiled = jax.jit(_exact, static_argnums=(0, 1))

@@ -82,7 +82,8 @@ class ParticleLayout:
 
 
 def _name(path) -> str:
-    return jax.tree_util.keystr(path) or "the array"
+    name = jax.tree_util.keystr(path)
+    return f"leaf {name}" if name else "the array"
 
 
 def layout_of(particles: ParticleTree) -> ParticleLayout:
@@ -99,11 +100,11 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
     for name, leaf in arrays:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
-                f"particles must be floating, but leaf {name} has dtype {leaf.dtype}: keep it out "
+                f"particles must be floating, but {name} has dtype {leaf.dtype}: keep it out "
                 "of the particles, or convert it."
             )
         if leaf.ndim == 0:
-            raise ValueError(f"leaf {name} has no leading axis N: its shape is ().")
+            raise ValueError(f"{name} has no leading axis N: its shape is ().")
     first, n = arrays[0][0], arrays[0][1].shape[0]
     for name, leaf in arrays:
         if leaf.shape[0] != n:
