@@ -42,9 +42,23 @@ def steps():
     return {engine: make(engine) for engine in ("exact", "auto")}
 
 
+def compiled(functions, x) -> tuple[dict, dict]:
+    """The steps compiled for particles like ``x``, and the seconds that took."""
+    done, seconds = {}, {}
+    for engine, f in functions.items():
+        state = yg.svgd("median", engine=engine).init(x)
+        start = time.perf_counter()
+        done[engine] = f.lower(x, state, jnp.float32(1)).compile()
+        seconds[engine] = time.perf_counter() - start
+    return done, seconds
+
+
 def measure(n: int, d: int, seconds: float) -> list[dict]:
     """The rows of one size."""
-    functions, rows = steps(), []
+    rows = []
+    functions, compiling = compiled(steps(), clouds(n, d)["normal"])
+    spent = ", ".join(f"{engine} {value:.1f} s" for engine, value in compiling.items())
+    print(f"N={n:7d} d={d:2d} compiling: {spent}", flush=True)
     for name, x in clouds(n, d).items():
         median = float(yg.MedianRule().bandwidth((x,)))
         for share in (1, 0.25, 0.01):
@@ -65,6 +79,7 @@ def measure(n: int, d: int, seconds: float) -> list[dict]:
             row = {"N": n, "d": d, "cloud": name, "share": share}
             row |= {engine: min(spent) for engine, spent in times.items()}
             row |= {"ratio": row["auto"] / row["exact"]}
+            row |= {f"compiling_{engine}": value for engine, value in compiling.items()}
             row |= {"serves": yg.explain(x, float(h)).engine, "error": float(states["auto"].error)}
             rows.append(row)
             print(
