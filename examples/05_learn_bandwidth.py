@@ -52,12 +52,14 @@ def main() -> None:
         text = " ".join(f"{width:.2f}" for width in particles.std(0))
         print(f"{name:32s} {args.loss}^2 {discrepancy(particles):.2e}  widths {text}", flush=True)
 
-    first = yg.MedianRule().bandwidth((start,))
-    show("median rule of the start", jax.jit(run)(first))
-    show("median rule at each step", jax.jit(run)())
+    followed = jax.jit(run)()
+    show("median rule of the start", jax.jit(run)(yg.MedianRule().bandwidth((start,))))
+    show("median rule at each step", followed)
 
     scale = {"scale": jnp.zeros(args.dimension)}
-    bandwidth = {"bandwidth": jnp.log(first)}
+    # Learning begins at the scale of the particles that the median rule ends in. Far below it the
+    # loss is flat and rough, and then a cliff: who begins there may go the wrong way.
+    bandwidth = {"bandwidth": jnp.log(yg.MedianRule().bandwidth((followed,)))}
     # The last one learns the scales in which the median rule is applied, at each step.
     for learned in (bandwidth, bandwidth | scale, scale):
         optimizer = optax.adam(0.05)

@@ -36,7 +36,8 @@ class LearnBandwidthProblem(ProblemConfig):
     """A bandwidth for an axis-aligned Gaussian, learned by gradients of whole runs.
 
     ``num_steps``, ``optimizer`` and the checkpoints are those of the outer loop; ``svgd.bandwidth``
-    is where it starts, ``"median"`` for the median rule of the initial particles.
+    is where it starts, ``"median"`` for the median rule of the particles in which a run by the
+    median rule ends: far below that the loss is flat, rough, and then steep.
 
     Attributes:
       variances: of the target, one for each dimension.
@@ -89,7 +90,7 @@ class _Stepper(Stepper):
         state = super()._state_zero(key)
         bandwidth: Any = self.config.svgd.bandwidth
         if bandwidth == "median":
-            bandwidth = MedianRule().bandwidth((state.particles,))
+            bandwidth = MedianRule().bandwidth((self.run_by_median(state.particles),))
         learned = {"log_bandwidth": jnp.log(jnp.asarray(bandwidth, state.particles.dtype))}
         if self.problem.options.per_dimension:
             learned["log_scales"] = jnp.zeros(state.particles.shape[1:], state.particles.dtype)
@@ -119,13 +120,21 @@ class _Stepper(Stepper):
 
     def inner_run(self, learned: PyTree, start: ParticleTree) -> tuple[ParticleTree, SvgdState]:
         """The final particles and svgd's state, differentiable in what is learned."""
+        scale = jnp.exp(learned["log_scales"]) if "log_scales" in learned else None
+        return self._run(jnp.exp(learned["log_bandwidth"]), scale, start)
+
+    def run_by_median(self, start: ParticleTree) -> ParticleTree:
+        """The final particles of a run by the median rule at each step."""
+        return self._run("median", None, start)[0]
+
+    def _run(self, bandwidth, scale, start: ParticleTree) -> tuple[ParticleTree, SvgdState]:
         options, inner = self.config.svgd, self.problem.options
         transformation = svgd(
-            jnp.exp(learned["log_bandwidth"]),
+            bandwidth,
             kernel=options.kernel,
             engine=options.engine,
             temperature=options.temperature,
-            scale=jnp.exp(learned["log_scales"]) if "log_scales" in learned else None,
+            scale=scale,
         )
         tx = optax.chain(transformation, optax.adam(inner.inner_learning_rate))
         run = unrolled(self.problem.target, tx, start, inner.inner_steps)
@@ -185,20 +194,17 @@ class _Learned(Problem):
     def report(
         self, config: ExperimentConfig, state: RunState, initial: RunState
     ) -> dict[str, Any]:
-        """Loss and widths: of what was learned, of the start, of the median rule at each step."""
+        """Loss and widths: of what was learned, of the start, of the median rules."""
         stepper = _Stepper(config, self)
 
         @jax.jit
         def figures(state: RunState, initial: RunState):
-            tx = optax.chain(
-                svgd("median", kernel=config.svgd.kernel, engine=config.svgd.engine),
-                optax.adam(self.options.inner_learning_rate),
-            )
-            median = unrolled(self.target, tx, initial.particles, self.options.inner_steps)
+            kept = {"log_bandwidth": jnp.log(MedianRule().bandwidth((initial.particles,)))}
             runs = {
                 "learned": stepper.inner_run(state.model_state, initial.particles)[0],
                 "start": stepper.inner_run(initial.model_state, initial.particles)[0],
-                "median_rule_each_step": median.particles,
+                "median_rule_of_start": stepper.inner_run(kept, initial.particles)[0],
+                "median_rule_each_step": stepper.run_by_median(initial.particles),
             }
             return {
                 name: {"loss": self.loss(x), "widths": jnp.std(x, axis=0)}
