@@ -43,8 +43,9 @@ __all__ = ["Exact", "exact_phi"]
 # in the caches while the matrix products are long enough. 320 took 1.4 times as long, 1280 x 640
 # 1.2 times, and twice with the gradient.
 TARGETS, SOURCES = 1024, 1024
-# Up to here one kernel matrix for all is at least as fast, and it needs at most 16 MB.
-ONE_TILE = 2048
+# Up to here one kernel matrix for all is at least as fast. In many dimensions, where products are
+# what costs, up to a matrix of 16 MB; in few, 2000 particles took 2.4 times as long so.
+ONE_TILE, ONE_TILE_OF_MANY = 1024, 2048
 # Sorting pays where tiles become compact by it: not in many dimensions.
 FEW_DIMENSIONS = 16
 SORT_ALWAYS = 16384
@@ -58,7 +59,8 @@ class Exact(Engine):
 
     Args:
       block_size: rows of the kernel matrix that exist at a time. None chooses: everything at once
-        up to 2048 particles a device, tiles of at most 2048 targets by about 600 sources above.
+        up to 1024 particles a device (2048 in more than 16 dimensions), tiles of at most 1024 by
+        1024 above.
 
     Raises:
       ValueError: if ``block_size`` is not a positive integer.
@@ -163,7 +165,8 @@ class _Plan(NamedTuple):
 
 
 def _plan(n: int, dimension: int, block_size: int | None) -> _Plan:
-    if n <= (ONE_TILE if block_size is None else block_size):
+    one_tile = ONE_TILE if dimension <= FEW_DIMENSIONS else ONE_TILE_OF_MANY
+    if n <= (one_tile if block_size is None else block_size):
         return _Plan(n, n, n, 1, False, False)
     rows, columns = (TARGETS, SOURCES) if block_size is None else (block_size, block_size)
     few_dimensions = dimension <= FEW_DIMENSIONS and rows >= 32

@@ -109,8 +109,8 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
     for name, leaf in arrays:
         if leaf.shape[0] != n:
             raise ValueError(
-                f"leaves disagree in the number of particles: {first} has {n}, {name} has "
-                f"{leaf.shape[0]} (the leading axis of every leaf is N)."
+                f"leaves disagree in the number of particles: {first} has {n}, "
+                f"{name.removeprefix('leaf ')} has {leaf.shape[0]} (the leading axis of every leaf is N)."
             )
     if n == 0:
         raise ValueError("there are no particles: the leading axis has length 0.")
