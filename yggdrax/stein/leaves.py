@@ -108,9 +108,10 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
     first, n = arrays[0][0], arrays[0][1].shape[0]
     for name, leaf in arrays:
         if leaf.shape[0] != n:
+            second = name.removeprefix("leaf ")
             raise ValueError(
-                f"leaves disagree in the number of particles: {first} has {n}, "
-                f"{name.removeprefix('leaf ')} has {leaf.shape[0]} (the leading axis of every leaf is N)."
+                f"leaves disagree in the number of particles: {first} has {n}, {second} has "
+                f"{leaf.shape[0]} (the leading axis of every leaf is N)."
             )
     if n == 0:
         raise ValueError("there are no particles: the leading axis has length 0.")
