@@ -4,12 +4,15 @@
 
 ``rows`` is whole rows of the kernel matrix against all columns, ``tiles`` a scan over tiles of 512
 targets by 1024 sources; both are what one would write in a few lines. Times are the fastest of
-several, taken in turns. Errors are those at 200 particles against a float64 loop: ``norm`` relative
-to attraction and repulsion, ``phi`` relative to phi itself, which nearly cancels for S = -x.
+several, taken in turns; the ratio is that of the fastest and that of the medians, since on a shared
+machine one turn of nine may take half as long as the others. Errors are those at 200 particles
+against a float64 loop: ``norm`` relative to attraction and repulsion, ``phi`` relative to phi
+itself, which nearly cancels for S = -x.
 """
 
 import argparse
 import platform
+import statistics
 import time
 
 import jax
@@ -37,6 +40,7 @@ def measure(d, n, repeats):
             start = time.perf_counter()
             jax.block_until_ready(f(x, s, h))
             times[name].append(time.perf_counter() - start)
+    medians = {name: statistics.median(spent) for name, spent in times.items()}
     for name, f in methods.items():
         norm, relative = errors(results[name], x, s, h)
         memory = jax.jit(f).lower(x, s, h).compile().memory_analysis().temp_size_in_bytes
@@ -48,14 +52,16 @@ def measure(d, n, repeats):
             "dtype": str(x.dtype),
             "seconds": min(times[name]),
             "times_tiles": min(times["tiles"]) / min(times[name]),
+            "median_times_tiles": medians["tiles"] / medians[name],
             "error_norm": norm,
             "error_phi": relative,
             "temporary_MB": memory / 1e6,
         }
         table.append(row)
         print(
-            f"d={d:3d} N={n:7d} {name:6s} {row['seconds']:9.4f} s  {row['times_tiles']:5.2f} times "
-            f"tiles  error {norm:.1e} ({relative:.1e} of phi)  {row['temporary_MB']:8.1f} MB",
+            f"d={d:3d} N={n:7d} {name:6s} {row['seconds']:9.4f} s  {row['times_tiles']:5.2f} "
+            f"(medians {row['median_times_tiles']:.2f}) times tiles  error {norm:.1e} "
+            f"({relative:.1e} of phi)  {row['temporary_MB']:8.1f} MB",
             flush=True,
         )
     return table
