@@ -76,7 +76,8 @@ def main() -> None:
     print(f"jax {jax.__version__}, {jax.devices()[0].device_kind}, {platform.machine()}")
     table = []
     for d, n in ((3, 500),) if args.smoke else SIZES:
-        table += measure(d, n, 1 if args.smoke else 3 if n > 50_000 else 9)
+        turns = 3 if n > 50_000 else 9 if n > 5_000 else 100
+        table += measure(d, n, 1 if args.smoke else turns)
     write_rows(args.json, table)
 
 
