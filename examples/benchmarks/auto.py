@@ -55,11 +55,11 @@ def compiled(functions, x) -> tuple[dict, dict]:
 
 def measure(n: int, d: int, seconds: float) -> list[dict]:
     """The rows of one size."""
-    rows = []
-    functions, compiling = compiled(steps(), clouds(n, d)["normal"])
+    particles, rows = clouds(n, d), []
+    functions, compiling = compiled(steps(), particles["normal"])
     spent = ", ".join(f"{engine} {value:.1f} s" for engine, value in compiling.items())
     print(f"N={n:7d} d={d:2d} compiling: {spent}", flush=True)
-    for name, x in clouds(n, d).items():
+    for name, x in particles.items():
         median = float(yg.MedianRule().bandwidth((x,)))
         for share in (1, 0.25, 0.01):
             h, times = jnp.float32(share * median), {"exact": [], "auto": []}

@@ -58,13 +58,7 @@ def check_positive(value: Number, name: str) -> None:
     if not (isinstance(value, (int, float, np.number, np.ndarray, jax.Array))) or isinstance(
         value, bool
     ):
-        text = ""
-        if name == "bandwidth" and value == "median":
-            text = (
-                " Only svgd takes a rule: MedianRule().bandwidth((x,)) is its number for x (N, d)."
-            )
-        what = repr(value) if isinstance(value, str) else type(value).__name__
-        raise TypeError(f"{name} must be a number, not {what}.{text}")
+        raise TypeError(f"{name} must be a number, not {type(value).__name__}.")
     if not isinstance(value, (int, float)) and value.dtype == bool:
         raise TypeError(f"{name} must be a number, not a truth value.")
     try:
@@ -82,7 +76,13 @@ def as_bandwidth(value: Number, dtype) -> Array:
 
     Raises:
       ValueError: if it is known and not positive and finite.
+      TypeError: if it is no number.
     """
+    if isinstance(value, str):
+        raise TypeError(
+            f"bandwidth must be a number, not {value!r}. Only svgd takes a rule by its name: "
+            "MedianRule().bandwidth((x,)) is the median rule's number for x (N, d)."
+        )
     check_positive(value, "bandwidth")
     h = jnp.clip(jnp.asarray(value, dtype), floor_of(dtype), ceiling_of(dtype))
     return jnp.where(value > 0, h, jnp.nan) if isinstance(value, Tracer) else h

@@ -304,7 +304,7 @@ def _sum_over_sources(plan, kernel, h, forms: _Forms, target: _Tiles, sources: _
 
         one = jax.tree.map(lambda leaf: leaf[0], others)
         like = jax.eval_shape(lambda: form.sums(left, factors(one)))
-        zero = _start(plan, jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), like))
+        zero = _start(plan, like)
         if plan.few_dimensions:
             # Once for all tiles of sources; in many dimensions the copy would cost memory and
             # save nothing beside the products.

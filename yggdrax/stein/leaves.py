@@ -81,9 +81,8 @@ class ParticleLayout:
         )
 
 
-def _name(path) -> str:
-    name = jax.tree_util.keystr(path)
-    return f"leaf {name}" if name else "the array"
+def _named(key: str) -> str:
+    return f"leaf {key}" if key else "the array"
 
 
 def layout_of(particles: ParticleTree) -> ParticleLayout:
@@ -96,21 +95,22 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
     named, structure = jax.tree_util.tree_flatten_with_path(particles)
     if not named:
         raise ValueError("particles have no leaves: pass arrays with a leading axis N.")
-    arrays: list[tuple[str, Array]] = [(_name(p), jnp.asarray(leaf)) for p, leaf in named]
-    for name, leaf in arrays:
+    arrays: list[tuple[str, Array]] = [
+        (jax.tree_util.keystr(path), jnp.asarray(leaf)) for path, leaf in named
+    ]
+    for key, leaf in arrays:
         if not jnp.issubdtype(leaf.dtype, jnp.floating):
             raise TypeError(
-                f"particles must be floating, but {name} has dtype {leaf.dtype}: keep it out "
-                "of the particles, or convert it."
+                f"particles must be floating, but {_named(key)} has dtype {leaf.dtype}: keep it "
+                "out of the particles, or convert it."
             )
         if leaf.ndim == 0:
-            raise ValueError(f"{name} has no leading axis N: its shape is ().")
+            raise ValueError(f"{_named(key)} has no leading axis N: its shape is ().")
     first, n = arrays[0][0], arrays[0][1].shape[0]
-    for name, leaf in arrays:
+    for key, leaf in arrays:
         if leaf.shape[0] != n:
-            second = name.removeprefix("leaf ")
             raise ValueError(
-                f"leaves disagree in the number of particles: {first} has {n}, {second} has "
+                f"leaves disagree in the number of particles: {first} has {n}, {key} has "
                 f"{leaf.shape[0]} (the leading axis of every leaf is N)."
             )
     if n == 0:
@@ -137,7 +137,8 @@ def check_like(layout: ParticleLayout, particles: ParticleTree, other: ParticleT
     paths = [path for path, _ in jax.tree_util.tree_flatten_with_path(particles)[0]]
     for path, shape, leaf in zip(paths, layout.shapes, jax.tree.leaves(other), strict=True):
         if jnp.shape(leaf) != shape:
+            where = _named(jax.tree_util.keystr(path))
             raise ValueError(
-                f"{what} and particles differ in shape at {_name(path)}: {jnp.shape(leaf)} "
+                f"{what} and particles differ in shape at {where}: {jnp.shape(leaf)} "
                 f"against {shape}. Each particle has a gradient of its own (leading axis N)."
             )

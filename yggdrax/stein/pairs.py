@@ -120,10 +120,16 @@ def forward_differences(kernel: Kernel, targets: Leaves, sources: Tile, inverse_
     )
 
 
-def _bilinear(a: Leaves, b: Leaves) -> Array:
-    total = dot(a[0], b[0].T)
-    for al, bl in zip(a[1:], b[1:], strict=True):
-        total = total + dot(al, bl.T)
+def transposed(leaves: Leaves) -> Leaves:
+    """Leaves ``(..., rows, d_l)`` as ``(..., d_l, rows)``."""
+    return tuple(jnp.swapaxes(leaf, -1, -2) for leaf in leaves)
+
+
+def product(left: Leaves, right: Leaves) -> Array:
+    """``(rows, columns)`` from factors ``(rows, k)`` and ``(k, columns)``, all leaves together."""
+    total = dot(left[0], right[0])
+    for a, b in zip(left[1:], right[1:], strict=True):
+        total = total + dot(a, b)
     return total
 
 
@@ -164,7 +170,7 @@ def adjoint_differences(
     u = differences_squared(t.z, y.z, inverse_h)
     tu, yu = present(t.u), present(y.u)
     b = _differences_of_differences(t, y) * inverse_h * inverse_h
-    a = _bilinear(tu, y.s) + _bilinear(t.s, yu)
+    a = product(tu, transposed(y.s)) + product(t.s, transposed(yu))
     # Padding pulls on nobody, and nothing is added up for it.
     mask = _column(t.weight) * y.weight[None]
     k0, k1, k2 = (kernel.kappa(m, u) * mask for m in range(3))

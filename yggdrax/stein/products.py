@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 
 from yggdrax.kernels import Kernel
-from yggdrax.stein.pairs import Leaves, Tile, dot, present, squares
+from yggdrax.stein.pairs import Leaves, Tile, dot, present, product, squares, transposed
 from yggdrax.typing import Array, PyTree
 
 __all__ = ["Centre", "Products", "adjoint_by_products", "forward_by_products"]
@@ -87,18 +87,6 @@ def _first_beside(leaves: Leaves, *columns: Array) -> Leaves:
     return (_beside(leaves[0], *(c[..., None] for c in columns)), *leaves[1:])
 
 
-def _transposed(leaves: Leaves) -> Leaves:
-    return tuple(jnp.swapaxes(leaf, -1, -2) for leaf in leaves)
-
-
-def _product(left: Leaves, right: Leaves) -> Array:
-    """``(rows, columns)`` from factors ``(rows, k)`` and ``(k, columns)``."""
-    total = dot(left[0], right[0])
-    for a, b in zip(left[1:], right[1:], strict=True):
-        total = total + dot(a, b)
-    return total
-
-
 def _inner(a: Leaves, b: Leaves) -> Array:
     """Inner products of the rows, ``(..., rows)``."""
     parts = [jnp.sum(x * y, axis=-1) for x, y in zip(a, b, strict=True)]
@@ -113,11 +101,11 @@ def _left_factors(z: Leaves) -> Leaves:
 
 def _right_factors(z: Leaves) -> Leaves:
     z2 = squares(z)
-    return _transposed(_first_beside(tuple(-2 * leaf for leaf in z), jnp.ones_like(z2), z2))
+    return transposed(_first_beside(tuple(-2 * leaf for leaf in z), jnp.ones_like(z2), z2))
 
 
 def _distances(left: Leaves, right: Leaves) -> Array:
-    return jnp.maximum(_product(left, right), 0)
+    return jnp.maximum(product(left, right), 0)
 
 
 class _ForwardSources(NamedTuple):
@@ -210,12 +198,12 @@ def _adjoint_sources(kernel: Kernel, sources: Tile, inverse_h: Array) -> _Adjoin
     if kernel.single_profile:
         mixed = [_beside(sl - inverse_h * zl, ul) for ul, sl, zl in zip(u, s, z, strict=True)]
         mixed = _first_beside(tuple(mixed), one, own * inverse_h)
-        return _AdjointSources(_right_factors(z), _transposed(mixed), None, None, by_k1, by_g)
+        return _AdjointSources(_right_factors(z), transposed(mixed), None, None, by_k1, by_g)
     mixed = tuple(_beside(sl, ul) for ul, sl in zip(u, s, strict=True))
     differences = tuple(-inverse_h * _beside(zl, ul) for ul, zl in zip(u, z, strict=True))
     differences = _first_beside(differences, one, own * inverse_h)
     return _AdjointSources(
-        _right_factors(z), _transposed(mixed), _transposed(differences), u, by_k1, by_g
+        _right_factors(z), transposed(mixed), transposed(differences), u, by_k1, by_g
     )
 
 
@@ -236,12 +224,12 @@ def _adjoint_products(
     """
     u = _distances(targets.distance, sources.distance)
     k0 = kernel.kappa(0, u)
-    mixed = _product(targets.mixed, sources.mixed)
+    mixed = product(targets.mixed, sources.mixed)
     if targets.differences is None or sources.differences is None:
         k1, g = k0, k0 * mixed
     else:
         k1 = kernel.kappa(1, u)
-        g = k1 * mixed + kernel.kappa(2, u) * _product(targets.differences, sources.differences)
+        g = k1 * mixed + kernel.kappa(2, u) * product(targets.differences, sources.differences)
     return _AdjointSums(
         None if sources.by_k0 is None else tuple(dot(k0, leaf) for leaf in sources.by_k0),
         tuple(dot(k1, leaf) for leaf in sources.by_k1),
