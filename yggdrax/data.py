@@ -91,8 +91,9 @@ def read_csv(path: str | os.PathLike, *, target: int = -1, batch_size: int | Non
 
     Raises:
       FileNotFoundError: if there is no such file.
-      DataError: for text, a missing value, lines of different length, fewer than two columns, a
-        constant target, or fewer rows than ``batch_size``; the message names line and column.
+      DataError: for text, a missing value, other separators, lines of different length, fewer than
+        two columns, a constant target, or fewer rows than ``batch_size``; the message names line
+        and column.
 
     Warns:
       DataWarning: for constant features, by name: they carry no information.
@@ -206,6 +207,11 @@ def batches(
 
 
 def _numbers(path: str, line: int, row: list[str], names: list[str]) -> list[float]:
+    if separator := next(filter(None, map(_separator, row)), None):
+        raise DataError(
+            f"{path}, line {line}: the entries are separated by {separator}, not by commas; write "
+            "the file with commas between entries and points before decimals."
+        )
     if len(row) != len(names):
         raise DataError(
             f"{path}, line {line}: {len(row)} entries where there should be {len(names)}."
@@ -223,6 +229,15 @@ def _numbers(path: str, line: int, row: list[str], names: list[str]) -> list[flo
             )
         values.append(float(entry))
     return values
+
+
+def _separator(entry: str) -> str | None:
+    """What stands between the numbers of an entry that holds several, in words."""
+    for character, name in ((";", "semicolons"), ("\t", "tabs"), (" ", "spaces")):
+        parts = entry.strip(" ").split(character)
+        if len(parts) > 1 and all(part == "" or _is_number(part) for part in parts):
+            return name
+    return None
 
 
 def _is_missing(entry: str) -> bool:

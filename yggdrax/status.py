@@ -32,7 +32,8 @@ class Status(enum.IntFlag):
 _ADVICE = {
     Status.NONFINITE: (
         "a particle or a score was NaN or infinite, or too large for its dtype, and so is the "
-        "update. Find the cause in the target, or guard the chain with "
+        "update. Find the cause in the target or its data (labels out of range are one), or guard "
+        "the chain with "
         "optax.apply_if_finite(optax.chain(yg.svgd(...), ...), 5)."
     ),
     Status.CAPACITY: (

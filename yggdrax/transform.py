@@ -89,7 +89,8 @@ def svgd(
     Args:
       bandwidth: h of the kernel, in the units of the particles. A positive number, ``"median"``,
         ``MedianRule()``, ``BandwidthRule(fn)`` for a function of the particles, or a callable,
-        an Optax schedule of the step. Values below 1e-15 (float32) are raised to that.
+        an Optax schedule of the step. Values below 1e-15 (float32; 1e-120 in float64) are raised
+        to that.
       kernel: ``RBF()``, ``IMQ()``, ``Radial(profile)``, or a name.
       engine: how the sum over pairs is done: ``"exact"``, ``"fourier"`` (one to three dimensions,
         many particles), ``"tree"``, ``"auto"`` (the cheaper of the first two;
