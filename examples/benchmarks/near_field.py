@@ -122,7 +122,7 @@ def functions_of(topology, pairs, weight):
 def measure(n, dtype, repeats):
     """Rows of the table for one size and dtype."""
     x = jnp.asarray(np.random.default_rng(0).normal(size=(n, 3)), dtype)
-    topology = jax.jit(lambda x: Tree(theta=0.7).topology(x, BANDWIDTH, IMQ()))(x)
+    topology = jax.jit(lambda x: Tree(theta=0.7, exact_above=1.0).topology(x, BANDWIDTH, IMQ()))(x)
     layout = topology.layout
     weight = layout.filled().astype(dtype)
     slots = [fill_slots(v, topology.slots, layout) for v in (x, 1 - x)]

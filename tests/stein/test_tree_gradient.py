@@ -53,14 +53,21 @@ def test_gradients_are_those_of_central_differences(order):
 
 @pytest.mark.usefixtures("x64")
 def test_both_strategies_compute_the_same():
-    topology, x, s, *_ = _case(2)
+    """Values and gradients: halved pairs added to both leaves, and directed ones, agree."""
+    topology, x, s, weights, *_ = _case(2)
     values = []
     for strategy in ("scatter", "segment", "auto"):
         plan = dataclasses.replace(topology.plan, accumulate=strategy)
         held = dataclasses.replace(topology, plan=plan)
-        values.append(evaluate(held, x, s, jnp.asarray(0.8)))
-    for value in values[1:]:
-        np.testing.assert_allclose(value, values[0], rtol=1e-12, atol=1e-14)
+
+        def both(x, s, h, held=held):
+            value, pull = jax.vjp(lambda *a: evaluate(held, *a), x, s, h)
+            return value, pull(weights)
+
+        values.append(jax.tree.leaves(jax.jit(both)(x, s, jnp.asarray(0.8))))
+    for others in values[1:]:
+        for value, first in zip(others, values[0], strict=True):
+            np.testing.assert_allclose(value, first, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.usefixtures("x64")
