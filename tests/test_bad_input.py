@@ -33,6 +33,9 @@ def one_step(x, **options):
         ("temperature", math.inf, False),
         ("scale", -1.0, True),
         ("bandwidth", math.inf, False),
+        ("bandwidth", math.nan, True),
+        ("bandwidth", -1.0, False),
+        ("bandwidth", 0.0, False),
     ],
 )
 def test_a_traced_number_out_of_range_is_flagged(option, value, is_nan):
@@ -41,7 +44,7 @@ def test_a_traced_number_out_of_range_is_flagged(option, value, is_nan):
     assert bool(jnp.all(jnp.isnan(updates))) is is_nan
     with pytest.raises(yg.StatusError, match="OUT_OF_RANGE: the temperature"):
         yg.check(state)
-    if option == "bandwidth":  # every kernel value is 1: the mean score
+    if option == "bandwidth" and value == math.inf:  # every kernel value is 1: the mean score
         np.testing.assert_allclose(updates, jnp.broadcast_to(X.mean(0), X.shape), rtol=1e-6)
 
 
@@ -51,6 +54,27 @@ def test_a_schedule_of_the_temperature_below_zero_is_flagged():
     tx = yg.svgd(1.0, temperature=lambda count: 0.5 - count)
     updates, state = tx.update(X, state, X)
     assert yg.Status.OUT_OF_RANGE in yg.Status(int(state.status))
+
+
+@pytest.mark.parametrize("option", ["temperature", "scale"])
+def test_the_gradient_through_a_number_out_of_range_is_nan(option):
+    slope = jax.jit(jax.grad(lambda v: jnp.sum(one_step(X, **{option: v})[0] ** 2)))
+    assert bool(jnp.isnan(slope(0.0))) and bool(jnp.isfinite(slope(2.0)))
+
+
+def test_a_second_derivative_through_a_loop_is_refused():
+    def once(h, x):
+        return x + 0.3 * yg.exact_phi(x, -x, h)
+
+    def looped(h):
+        return jnp.sum(jax.lax.scan(lambda x, _: (once(h, x), None), X, None, length=2)[0] ** 2)
+
+    with pytest.raises(NotImplementedError, match=r"a loop .* differentiated twice"):
+        jax.grad(jax.grad(looped))(0.7)
+    # One sum may be differentiated twice; the differences are of float32, about 1e-3 here.
+    slope = jax.grad(lambda h: jnp.sum(once(h, X) ** 2))
+    difference = (slope(0.71) - slope(0.69)) / 0.02
+    np.testing.assert_allclose(jax.grad(slope)(0.7), difference, rtol=1e-2)
 
 
 @pytest.mark.parametrize("phi", [yg.exact_phi, yg.svgd_phi])
@@ -142,6 +166,17 @@ def test_particles_given_to_sample_are_looked_at():
         yg.sample(target, jax.random.key(0), 3, 1, particles=jnp.zeros((3, 2)))
 
 
+def test_equal_networks_are_warned_of_although_their_noise_differs():
+    def build(rngs):
+        del rngs
+        return nnx.Linear(3, 1, rngs=nnx.Rngs(0))
+
+    target = yg.BayesianNetwork(build)
+    with pytest.warns(EqualParticlesWarning, match="only 1 of 4 particles differ"):
+        particles = yg.init_particles(jax.random.key(0), target, 4)
+    assert len(set(particles["log_noise_precision"].tolist())) == 4
+
+
 @pytest.mark.parametrize(
     ("likelihood", "outputs", "label"),
     [
@@ -175,12 +210,16 @@ def test_labels_that_are_no_integers_are_named():
 def test_num_data_must_be_a_number_of_rows(num_data):
     with pytest.raises(ValueError, match="num_data must be a positive integer"):
         yg.BayesianNetwork(partial(nnx.Linear, 3, 1), num_data=num_data)
+    with pytest.raises(ValueError, match="num_data must be a positive integer"):
+        yg.LogDensity(jnp.sum, jnp.zeros(2), num_data=num_data)
 
 
 def test_data_are_looked_at():
     build = partial(nnx.Linear, 3, 1)
     with pytest.raises(ValueError, match="x holds values that are not finite"):
         yg.BayesianNetwork(build, data=(np.array([[1.0, np.nan, 0.0]]), np.ones(1)))
+    with pytest.raises(ValueError, match="not finite in 1 rows, the first of them row 2: drop"):
+        yg.BayesianNetwork(build, data=(np.ones((4, 3)), np.array([0.0, 1.0, np.nan, 2.0])))
     target = yg.BayesianNetwork(build, num_data=5)
     particles = yg.init_particles(jax.random.key(0), target, 2)
     with pytest.raises(ValueError, match="the batch has 10 rows, but num_data"):

@@ -52,6 +52,11 @@ def test_faults_are_named_with_line_and_column(tmp_path, text, words):
         data.read_csv(_write(tmp_path, text))
 
 
+def test_a_batch_size_that_is_no_number_of_rows():
+    with pytest.raises(ValueError, match=r"batch_size must be an integer .* not 2.5"):
+        next(data.batches(np.ones(5), np.ones(5), 2.5))  # pyright: ignore[reportArgumentType]
+
+
 def test_fewer_rows_than_a_batch_a_bad_target_and_no_file(tmp_path):
     path = _write(tmp_path, "1,2\n3,4\n")
     with pytest.raises(data.DataError, match="2 rows, fewer than a batch of 100"):

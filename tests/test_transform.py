@@ -109,9 +109,10 @@ def test_non_finite_scores_and_particles_are_flagged(bad):
 
 def test_a_traced_bandwidth_below_the_floor_is_raised_and_flagged():
     x = jax.random.normal(jax.random.key(0), (20, 2))
-    for h in (0.0, -1.0):
+    both = Status.BANDWIDTH_FLOOR | Status.OUT_OF_RANGE
+    for h, status in ((1e-30, Status.BANDWIDTH_FLOOR), (0.0, both), (-1.0, both)):
         updates, state = update(x, x, bandwidth=lambda step, h=h: jnp.asarray(h))
-        assert int(state.status) == Status.BANDWIDTH_FLOOR
+        assert int(state.status) == status
         np.testing.assert_allclose(updates, x / 20, rtol=1e-6)
 
 

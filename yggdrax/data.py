@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from yggdrax.typing import Array, Key
+from yggdrax.typing import Array, Key, is_whole
 
 __all__ = [
     "DataError",
@@ -158,9 +158,10 @@ def epoch_order(key: Key, epoch: Any, num_data: int, batch_size: int) -> Array:
       >>> epoch_order(jax.random.key(0), 0, 10, 3).shape
       (3, 3)
     """
-    if not 1 <= batch_size <= num_data:
+    if not is_whole(batch_size, 1) or batch_size > num_data:
         raise ValueError(
-            f"batch_size must lie between 1 and the {num_data} rows of the data, not {batch_size}."
+            f"batch_size must be an integer between 1 and the {num_data} rows of the data, not "
+            f"{batch_size!r}."
         )
     order = jax.random.permutation(jax.random.fold_in(key, epoch), num_data)
     whole = num_data // batch_size

@@ -8,6 +8,7 @@ is far too wide. :func:`particle_grads` returns the gradients that ``svgd`` expe
 import contextlib
 import inspect
 import warnings
+from collections.abc import Mapping
 from typing import Any, Literal, overload
 
 import jax
@@ -71,6 +72,9 @@ def init_particles(key: Key, target: Target, num_particles: int) -> ParticleTree
 def warn_if_equal(particles: ParticleTree, *, stacklevel: int = 2) -> None:
     """Warns if two particles are equal in every number; silent on traced values.
 
+    Of networks, whose particles have ``params`` beside leaves of the likelihood, the networks alone
+    are looked at: members that differ in their noise only hardly separate.
+
     Warns:
       EqualParticlesWarning: with the number of different particles and the remedy.
 
@@ -82,8 +86,10 @@ def warn_if_equal(particles: ParticleTree, *, stacklevel: int = 2) -> None:
       >>> str(caught[0].message).split(":")[0]
       'only 2 of 3 particles differ'
     """
+    if isinstance(particles, Mapping) and "params" in particles:
+        particles = particles["params"]
     leaves = jax.tree.leaves(particles)
-    if any(isinstance(leaf, Tracer) for leaf in leaves):
+    if any(isinstance(v, Tracer) or not getattr(v, "is_fully_addressable", True) for v in leaves):
         return
     num_particles = leaves[0].shape[0]
     rows = [np.ascontiguousarray(leaf).reshape(num_particles, -1) for leaf in leaves]

@@ -26,7 +26,8 @@ class Status(enum.IntFlag):
     COLLAPSED = 32
     """All particles coincide: equal particles receive equal updates and can never separate."""
     OUT_OF_RANGE = 64
-    """Temperature, scale or bandwidth was not positive and finite; below zero the update is NaN."""
+    """Temperature, scale or bandwidth was not positive and finite. A NaN makes the update NaN, and
+    so does a temperature or scale that is not positive; a bandwidth is raised to its floor."""
 
 
 _ADVICE = {

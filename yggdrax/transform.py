@@ -30,6 +30,7 @@ from yggdrax.kernels import (
     ceiling_of,
     check_positive,
     floor_of,
+    nan_unless_positive,
     resolve_kernel,
 )
 from yggdrax.sharding import may_be_sharded, replicated_like
@@ -230,7 +231,7 @@ class _Options(NamedTuple):
         value = self.temperature(state.count) if callable(self.temperature) else self.temperature
         temperature = jnp.asarray(value, layout.dtype)
         flags = _range_flag(temperature)
-        temperature = jnp.where(temperature > 0, temperature, jnp.nan)
+        temperature = nan_unless_positive(temperature)
         carry, scale = state.carry, self.scale
         if isinstance(scale, RunningScale):
             carry, scale = scale.update(carry, params, state.count)
@@ -240,7 +241,7 @@ class _Options(NamedTuple):
         if weights is not None and not isinstance(self.scale, RunningScale):
             flags = flags | _range_flag(jnp.concatenate(weights))
             # A negative scale would do as its amount; traced, it can only become NaN.
-            weights = [jnp.where(w > 0, w, jnp.nan) for w in weights]
+            weights = [nan_unless_positive(w) for w in weights]
         if self.distances is not None:
             weights = self._chosen(layout, params, weights)
         if weights is not None:
@@ -323,7 +324,9 @@ class _Options(NamedTuple):
         flags = jnp.where(at_floor, Status.BANDWIDTH_FLOOR.value, 0) | jnp.where(
             _all_equal(at_floor, leaves), Status.COLLAPSED.value, 0
         )
-        flags = flags | jnp.where(jnp.isinf(h), Status.OUT_OF_RANGE.value, 0)
+        # The median rule is 0 for equal particles and NaN for those that are not finite.
+        fine = ~jnp.isinf(h) if isinstance(rule, MedianRule) else (h > 0) & jnp.isfinite(h)
+        flags = flags | jnp.where(fine, 0, Status.OUT_OF_RANGE.value)
         return jnp.where(at_floor, floor, jnp.where(h > ceiling, ceiling, h)), flags
 
     def _engine(self, x: Leaves, s: Leaves, h: Array, state: SvgdState):

@@ -75,6 +75,23 @@ def test_scores_of_a_predictive():
         diagnostics.regression_scores(perfect, y, level=1.0)
 
 
+@pytest.mark.parametrize("labels", [[0, 1, 3], [0, -1, 2], [0, 1.5, 2]])
+def test_labels_out_of_range_are_refused(labels):
+    thirds = jnp.full((3, 3), 1 / 3)
+    for score in (
+        diagnostics.brier_score,
+        diagnostics.expected_calibration_error,
+        diagnostics.calibration_curve,
+    ):
+        with pytest.raises(ValueError, match="labels must be integers from 0 to 2, but 1 of 3"):
+            score(thirds, labels)
+    with pytest.raises(ValueError, match="labels must be integers from 0 to 1"):
+        diagnostics.brier_score(thirds[0], labels)
+    predictive = Predictive(Categorical(3), {"unused": jnp.zeros(1)}, jnp.zeros((1, 3, 3)))
+    with pytest.raises(ValueError, match="labels"):
+        predictive.log_density(np.array(labels))
+
+
 def test_scores_of_a_classifier():
     labels = np.array([0, 1, 2])
     logits = jnp.log(jnp.array([[[0.7, 0.2, 0.1], [0.1, 0.8, 0.1], [0.5, 0.3, 0.2]]]))

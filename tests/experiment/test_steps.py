@@ -1,5 +1,7 @@
 """The steps are functions of (seed, step), however the calls are cut."""
 
+import dataclasses
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,6 +16,7 @@ from yggdrax.experiment import (
     SvgdConfig,
 )
 from yggdrax.experiment.steps import Stepper, batch_rows, make_optimizer, spread
+from yggdrax.particles import EqualParticlesWarning
 from yggdrax.targets import LogDensity
 
 
@@ -59,6 +62,12 @@ def test_calls_of_any_length_give_the_same_bits_and_one_executable(stepper):
     for pieces in ([1] * 12, [5, 0, 7], [2, 3, 7]):
         jax.tree.map(np.testing.assert_array_equal, whole, run_in_pieces(stepper, pieces))
     assert stepper._advance._cache_size() == 1
+
+
+def test_a_run_that_starts_with_equal_particles_is_warned_of():
+    halves = Problem(LogDensity(jnp.sum, lambda key: jnp.round(jax.random.uniform(key, (1,)))))
+    with pytest.warns(EqualParticlesWarning, match="only 2 of 4 particles differ"):
+        Stepper(dataclasses.replace(CONFIG, batch_size=0, seed=1), halves).initial_state()
 
 
 def test_a_run_takes_the_minibatches_of_batch_rows():

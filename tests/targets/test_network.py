@@ -62,6 +62,50 @@ def test_linen_batch_statistics_are_carried():
         predict(target, particles, X)
 
 
+class NoisyLinen(linen.Module):
+    @linen.compact
+    def __call__(self, x, train: bool = False):
+        x = linen.Dropout(0.5, deterministic=not train)(linen.Dense(1)(x))
+        return x + jax.random.normal(self.make_rng("noise"), x.shape) if train else x
+
+
+def test_linen_noise_of_any_stream_has_a_key_for_each_member():
+    target = BayesianNetwork(LinenNetwork(NoisyLinen(), X[:1]), num_data=5)
+    one = init_particles(jax.random.key(0), target, 1)
+    twins = jax.tree.map(lambda v: jnp.repeat(v, 2, axis=0), one)
+    batch = (X, jnp.arange(5.0))
+    slopes = particle_grads(target, twins, batch, key=jax.random.key(1))["params"]["Dense_0"][
+        "bias"
+    ]
+    assert slopes[0] != slopes[1]
+    with pytest.raises(ValueError, match=r"draws random numbers .*: pass key="):
+        particle_grads(target, twins, batch)
+    with pytest.raises(ValueError, match="do not fit these inputs") as caught:
+        particle_grads(target, twins, (X[:, :1], jnp.arange(5.0)), key=jax.random.key(1))
+    assert "inputs x of shape (5, 1)" in "".join(caught.value.__notes__)
+    assert predict(target, twins, X).members.shape == (2, 5, 1)
+
+
+def test_linen_without_its_statistics_is_refused_with_the_remedy():
+    target = BayesianNetwork(LinenNetwork(LinenMLP(norm=True), X[:1]), num_data=5)
+    particle = target.init(jax.random.key(0))
+    with pytest.raises(ValueError, match="pass the model_state"):
+        target.apply(particle, {}, (X, jnp.arange(5.0)))
+
+
+def test_a_network_with_several_outputs_is_refused():
+    class Two(nnx.Module):
+        def __init__(self, *, rngs):
+            self.linear = nnx.Linear(X.shape[1], 1, rngs=rngs)
+
+        def __call__(self, x):
+            return self.linear(x), x
+
+    target = BayesianNetwork(Two, num_data=5)
+    with pytest.raises(TypeError, match=r"must return one array, .* not tuple"):
+        target(target.init(jax.random.key(0)), (X, jnp.arange(5.0)))
+
+
 def test_a_built_module_serves_as_template_and_members_come_from_the_prior():
     module = MLP(rngs=nnx.Rngs(0))
     before = np.asarray(module.hidden.kernel[...])

@@ -5,6 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 from jax.scipy.stats import norm
 from jax.typing import ArrayLike
 
@@ -115,7 +116,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> Array:
       labels: (B,), 0 or 1, or 0 to C - 1.
 
     Raises:
-      ValueError: if the shapes do not fit.
+      ValueError: if the shapes do not fit, or for labels outside their range.
 
     Example:
       >>> float(brier_score([0.5, 1.0], [1, 1]))
@@ -124,6 +125,7 @@ def brier_score(probabilities: ArrayLike, labels: ArrayLike) -> Array:
     probabilities, labels = jnp.asarray(probabilities), jnp.asarray(labels)
     if probabilities.ndim == 1:
         probabilities, labels = _alike("probabilities", probabilities, "labels", labels)
+        _check_labels(labels, 2)
         return jnp.mean((probabilities - labels) ** 2)
     _check_classes(probabilities, labels)
     truth = jax.nn.one_hot(labels, probabilities.shape[1], dtype=probabilities.dtype)
@@ -143,7 +145,8 @@ def expected_calibration_error(
       bins: how many bins the confidences, in (0, 1], are put into.
 
     Raises:
-      ValueError: if the shapes do not fit or ``bins`` is not positive.
+      ValueError: if the shapes do not fit, for labels outside their range, or if ``bins`` is not
+        positive.
 
     Example:
       >>> float(expected_calibration_error([0.75, 0.75], [1, 0]))
@@ -285,4 +288,16 @@ def _check_classes(probabilities: Array, labels: Array) -> None:
         raise ValueError(
             f"probabilities must have shape (B,) or (B, C) and labels (B,), not "
             f"{probabilities.shape} and {labels.shape}."
+        )
+    _check_labels(labels, probabilities.shape[1])
+
+
+def _check_labels(labels: Array, classes: int) -> None:
+    if isinstance(labels, Tracer):
+        return
+    values = np.asarray(labels)
+    if wrong := values[~np.isin(values, np.arange(classes))].tolist():
+        raise ValueError(
+            f"labels must be integers from 0 to {classes - 1}, but {len(wrong)} of {values.size} "
+            f"are not: {wrong[0]!r} is the first."
         )

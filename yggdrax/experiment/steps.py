@@ -17,7 +17,7 @@ from yggdrax.experiment.config import ConfigError, ExperimentConfig
 from yggdrax.experiment.places import Places
 from yggdrax.experiment.problem import Problem, RunState
 from yggdrax.export import leaf_names
-from yggdrax.particles import init_model_state, init_particles, particle_grads
+from yggdrax.particles import init_model_state, init_particles, particle_grads, warn_if_equal
 from yggdrax.status import Status
 from yggdrax.stein.explain import explain
 from yggdrax.transform import SvgdState, get_state, svgd
@@ -109,9 +109,11 @@ class Stepper:
     def initial_state(self) -> RunState:
         """The state before the first step, a function of the seed."""
         key = jax.random.key(self.config.seed)
-        if self._places is None:
-            return self._initial(key)
-        return self._places.initial(self._state_zero, key)
+        if self._places is not None:
+            return self._places.initial(self._state_zero, key)
+        state = self._initial(key)
+        warn_if_equal(state.particles)  # inside jit it cannot look at them
+        return state
 
     def advance(self, state: RunState, count: int) -> RunState:
         """Takes ``count`` steps; the state is donated.

@@ -7,6 +7,7 @@ from yggdrax.kernels.bandwidth import (
     ceiling_of,
     check_positive,
     floor_of,
+    nan_unless_positive,
 )
 from yggdrax.kernels.radial import IMQ, RBF, Kernel, Radial, resolve_kernel
 
@@ -21,5 +22,6 @@ __all__ = [
     "ceiling_of",
     "check_positive",
     "floor_of",
+    "nan_unless_positive",
     "resolve_kernel",
 ]

@@ -28,6 +28,7 @@ __all__ = [
     "ceiling_of",
     "check_positive",
     "floor_of",
+    "nan_unless_positive",
 ]
 
 # All distinct pairs are used up to this N; above, a fixed sample of pairs. In many dimensions one
@@ -85,7 +86,14 @@ def as_bandwidth(value: Number, dtype) -> Array:
         )
     check_positive(value, "bandwidth")
     h = jnp.clip(jnp.asarray(value, dtype), floor_of(dtype), ceiling_of(dtype))
-    return jnp.where(value > 0, h, jnp.nan) if isinstance(value, Tracer) else h
+    if not isinstance(value, Tracer):
+        return h
+    return h * jnp.where(value > 0, 1, jnp.nan).astype(h.dtype)
+
+
+def nan_unless_positive(values: Array) -> Array:
+    """NaN for every number that is not positive, which its gradient becomes as well."""
+    return values * jnp.where(values > 0, 1, jnp.nan).astype(values.dtype)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -449,6 +449,12 @@ def _exact_fwd(block_size, kernel, x, s, h):
 
 def _exact_bwd(block_size, kernel, residuals, cotangent):
     x, s, h = residuals
+    if any(leaf.shape != u.shape for leaf, u in zip(x, cotangent, strict=True)):
+        # JAX 0.10.1 takes forwarded residuals from the wrong arguments where it hoists constants.
+        raise NotImplementedError(
+            "JAX mixes up what the sum keeps for its derivative where a loop (lax.scan, and so "
+            "unrolled) is differentiated twice: take differences of first derivatives instead."
+        )
     rows = (*x, *s, *cotangent)
     both, (dh,) = over_shards(_adjoint, (block_size, kernel), rows, (h,), 2 * len(x))
     return *_halves(both), dh

@@ -8,9 +8,9 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from yggdrax.typing import Array, Key, PyTree
+from yggdrax.typing import Array, Key, PyTree, is_whole
 
-__all__ = ["LogDensity", "Target", "check_scalar", "likelihood_scale"]
+__all__ = ["LogDensity", "Target", "check_num_data", "check_scalar", "likelihood_scale"]
 
 
 class Target(nnx.Module):
@@ -77,7 +77,8 @@ class LogDensity(Target):
       num_data: rows of the whole data set, for the function's own use in scaling minibatches.
 
     Raises:
-      ValueError: when called, if the function returns anything but a scalar.
+      ValueError: for ``num_data`` that is no positive integer; when called, if the function returns
+        anything but a scalar.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -96,6 +97,7 @@ class LogDensity(Target):
         """Keeps the function and the way to draw a particle."""
         if not callable(function):
             raise TypeError(f"function must be callable, not {type(function).__name__}.")
+        check_num_data(num_data)
         self.function = nnx.static(function)
         self.draw = nnx.static(init if callable(init) else _normal_around(init))
         self.num_data = num_data
@@ -141,6 +143,15 @@ def check_scalar(value: Array, what: str) -> Array:
             "function sees one particle at a time)."
         )
     return value
+
+
+def check_num_data(num_data: int | None) -> None:
+    """Raises a ValueError unless ``num_data`` is None or a positive integer."""
+    if num_data is not None and not is_whole(num_data, 1):
+        raise ValueError(
+            f"num_data must be a positive integer, the rows of the whole data set, not "
+            f"{num_data!r}."
+        )
 
 
 def likelihood_scale(num_data: int | None, rows: int) -> float:

@@ -373,6 +373,14 @@ def _fit(name: str, outputs: tuple[int, ...], y: tuple[int, ...]) -> None:
 def _require(condition, name: str, wanted: str, values) -> None:
     if not condition:
         values = np.asarray(values)
+        finite = np.isfinite(values)
+        if not finite.all():
+            rows = np.unique(np.nonzero(~finite)[0]) if values.ndim else []
+            where = f" in {len(rows)} rows, the first of them row {rows[0]}" if len(rows) else ""
+            raise ValueError(
+                f"{name} must be {wanted}; found values that are not finite{where}: drop or fill "
+                "them."
+            )
         raise ValueError(
             f"{name} must be {wanted}; found values from {values.min()} to {values.max()} of type "
             f"{values.dtype}."

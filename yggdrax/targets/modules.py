@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from flax.errors import InvalidRngError, ScopeCollectionNotFound, ScopeParamShapeError
 
 from yggdrax.typing import Array, Key, PyTree
 
@@ -102,9 +103,7 @@ class NNXNetwork:
     ) -> tuple[Array, PyTree]:
         """Runs the module with these values; the key seeds every random stream in it."""
         if self.num_keys and train and key is None:
-            raise ValueError(
-                "the network draws random numbers (dropout): pass key=, a new one each step."
-            )
+            raise ValueError(_NO_KEY)
         parts = self._states(params, state, key)
         module = nnx.merge(self.train_graph if train else self.eval_graph, *parts)
         outputs = module(x)  # pyright: ignore[reportCallIssue]
@@ -187,10 +186,18 @@ class LinenNetwork:
     ) -> tuple[Array, PyTree]:
         """Runs the module with these values."""
         variables = self.flax_state(params, state)
-        rngs = None if key is None else {"dropout": key}
-        return self.module.apply(
-            variables, x, rngs=rngs, mutable=list(state or {}), **self._mode(train)
-        )
+        # A stream of another name than dropout falls back to that of "params".
+        rngs = None if key is None else {"dropout": key, "params": jax.random.fold_in(key, 1)}
+        try:
+            return self.module.apply(
+                variables, x, rngs=rngs, mutable=list(state or {}), **self._mode(train)
+            )
+        except InvalidRngError as error:
+            raise ValueError(_NO_KEY) from error
+        except ScopeCollectionNotFound as error:
+            raise ValueError(_NO_STATE) from error
+        except ScopeParamShapeError as error:
+            raise ValueError(f"the parameters do not fit these inputs: {error}") from error
 
     def flax_state(self, params: PyTree, state: PyTree | None) -> dict[str, Any]:
         """The variables that the module's ``apply`` takes."""
@@ -217,9 +224,11 @@ def as_network(module: Any, mutable: Sequence[type] = ()) -> Network:
     raise TypeError(f"module must be an NNX module or build one, not {type(module).__name__}.")
 
 
+_NO_KEY = "the network draws random numbers (dropout): pass key=, a new one each step."
 _NO_STATE = (
     "the network has mutable collections (such as BatchNorm statistics): pass the model_state that "
-    "init_model_state or the last step returned."
+    "init_model_state or the last step returned, in a loop of particle_grads (sample and unrolled "
+    "carry none)."
 )
 _PARTS = ("params", "random keys", "model_state")
 _INVERSE_MODES = ("deterministic", "use_running_average")

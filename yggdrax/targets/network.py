@@ -9,12 +9,12 @@ import numpy as np
 from flax import nnx
 from jax.core import Tracer
 
-from yggdrax.targets.base import Target, likelihood_scale
+from yggdrax.targets.base import Target, check_num_data, likelihood_scale
 from yggdrax.targets.likelihoods import GaussianNoise, Likelihood
 from yggdrax.targets.modules import as_network
 from yggdrax.targets.priors import CentredGaussianPrior, GaussianPrior, Prior
 from yggdrax.targets.spikes import warn_of_spikes
-from yggdrax.typing import Array, Key, PyTree, is_whole
+from yggdrax.typing import Array, Key, PyTree
 
 __all__ = ["BayesianNetwork"]
 
@@ -78,11 +78,7 @@ class BayesianNetwork(Target):
         if not isinstance(self.prior, CentredGaussianPrior):  # which has warned already
             self._check_hierarchy()
         self.needs_model_state = self.network.needs_state
-        if num_data is not None and not is_whole(num_data, 1):
-            raise ValueError(
-                f"num_data must be a positive integer, the rows of the whole data set, not "
-                f"{num_data!r}."
-            )
+        check_num_data(num_data)
         self.num_data = num_data
         self.data = nnx.data(None)
         if data is not None:
@@ -132,10 +128,18 @@ class BayesianNetwork(Target):
     ) -> tuple[Array, PyTree]:
         """The network's outputs (B, ...) for one particle, and the new mutable collections."""
         try:
-            return self.network.apply(particle["params"], model_state, x, train=train, key=key)
+            outputs, state = self.network.apply(
+                particle["params"], model_state, x, train=train, key=key
+            )
         except (TypeError, ValueError) as error:
             error.add_note(f"The network was called with inputs x of shape {jnp.shape(x)}.")
             raise
+        if not isinstance(outputs, jax.Array):
+            raise TypeError(
+                f"the network must return one array, (B, ...), not {type(outputs).__name__}: "
+                "concatenate what belongs to one output along the last axis."
+            )
+        return outputs, state
 
     def flax_state(self, particles: PyTree, model_state: PyTree | None = None) -> Any:
         """The members as plain Flax, for serving without this package.

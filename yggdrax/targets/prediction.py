@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jax.core import Tracer
 from jax.scipy.special import logsumexp
 from jax.typing import ArrayLike
 
@@ -86,10 +87,13 @@ class Predictive:
         """Log density of the mixture at observations (B, ...), one number a row, (B,).
 
         Raises:
-          ValueError: if the shapes do not fit.
+          ValueError: if the shapes do not fit, or for observations outside their range (NaN inside
+            ``jit``, where nothing can be raised).
         """
         values = jnp.asarray(y)
         self.likelihood.check(self.members.shape[1:], values.shape)
+        if not isinstance(values, Tracer):
+            self.likelihood.validate_labels(values)
         if self.likelihood.is_continuous:
             values = (values - self.shift) / self.scale
         rows = self._map(lambda extra, outputs: self.likelihood.log_prob(extra, outputs, values))
