@@ -111,7 +111,8 @@ def svgd_phi_from_topology(
         \phi_i = \frac1N \sum_j \big[ k(x_j, x_i)\, S_j + \nabla_{x_j} k(x_j, x_i) \big]
 
     Differentiable once in particles, scores and bandwidth in reverse mode, with order and lists
-    held fixed. The adjoint is a sum in which every target owns its row, for both strategies.
+    held fixed. The adjoint is a sum over the same pairs: with ``"segment"``, and elsewhere than on
+    CPUs, every target owns its row; on CPUs ``"scatter"`` adds every tile to both leaves.
 
     Particles may have moved since the topology was built. If one went further than the topology
     allows (``reuse``), or if the bandwidth is another one than it was built for (with ``rtol``), a
