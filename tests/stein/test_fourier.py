@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+import yggdrax as yg
 from tests.reference import error, phi
 from tests.stein.dense import Dense
 from yggdrax.kernels import IMQ, RBF, Radial
@@ -214,6 +215,10 @@ def test_the_missing_extra_is_named(monkeypatch):
     monkeypatch.setattr(nufft, "available", lambda: False)
     with pytest.raises(ImportError, match=r"yggdrax\[nufft\]"):
         Fourier().stein(jnp.zeros((3, 1)), jnp.zeros((3, 1)), 1.0, RBF())
+    with pytest.raises(ImportError, match=r"yggdrax\[nufft\]"):
+        yg.svgd(1.0, engine="fourier").init(jnp.zeros((3, 1)))
+    with pytest.raises(ImportError, match=r"yggdrax\[nufft\]"):
+        yg.explain(jnp.arange(3.0)[:, None], 1.0, engine="fourier")
 
 
 # --- the compiled form ------------------------------------------------------------------------

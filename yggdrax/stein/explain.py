@@ -65,6 +65,7 @@ def explain(
 
     Raises:
       ValueError: for particles or a bandwidth that ``svgd`` refuses.
+      ImportError: for the Fourier engine without its library.
 
     Example:
       >>> import jax
@@ -84,9 +85,11 @@ def explain(
     if others:
         reason = f"d = {d} is taken leaf by leaf, which only the exact sum does"
         return Explanation("exact", reason, n, d, float(h))
-    chosen, reason = asked, "it was asked for by name"
     if isinstance(asked, Auto):
         chosen, reason = asked.decide(n, d, layout.dtype, kernel)
+    else:
+        reason = "it was asked for by name"
+        chosen = asked.choose(n, d, layout.dtype, kernel)
     if not isinstance(chosen, Fourier):
         return Explanation(type(chosen).__name__.lower(), reason, n, d, float(h))
     problem = chosen.refuses((n, d), layout.dtype, kernel)

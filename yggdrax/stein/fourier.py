@@ -113,6 +113,11 @@ class Fourier(Engine):
         if not is_whole(self.check_every, 0):
             raise ValueError(f"check_every must be 0 (never) or positive, got {self.check_every}.")
 
+    def choose(self, n: int, d: int, dtype, kernel: Kernel) -> Engine:
+        """Itself, if the library is installed: see :class:`yggdrax.stein.engine.Engine`."""
+        nufft.require()
+        return self
+
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """phi for particles and scores (N, d), d <= 3, and a bandwidth ()."""
         nufft.require()
