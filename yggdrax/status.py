@@ -14,7 +14,7 @@ class Status(enum.IntFlag):
 
     OK = 0
     NONFINITE = 1
-    """A particle or a score was NaN or infinite; the update is NaN."""
+    """A particle or a score was NaN or infinite; so is the update, of those particles at least."""
     CAPACITY = 2
     """A list of the tree was too short; the exact sum served in the same call."""
     MODES = 4

@@ -159,6 +159,12 @@ def test_topologies_of_other_shapes_and_missing_bandwidths_are_refused():
     topology = yg.build_svgd_topology(X, theta=0.5, leaf_size=8)
     with pytest.raises(ValueError, match=r"\(240, 2\).*\(239, 2\)"):
         yg.svgd_phi_from_topology(X[:-1], X[:-1], 1.0, topology)
+    with pytest.raises(ValueError, match=r"\(240, 2\).*\(239, 2\)"):
+        topology.refresh(X[:-1])
+    with pytest.raises(ValueError, match="bandwidth must be positive"):
+        topology.refresh(X, -1.0)
+    with pytest.raises(TypeError, match="scores must be floating, but are int32"):
+        yg.svgd_phi_from_topology(X, jnp.zeros(X.shape, jnp.int32), 1.0, topology)
     with pytest.raises(ValueError, match="accumulate"):
         yg.svgd_phi_from_topology(X, X, 1.0, topology, accumulate="atomic")
     with pytest.raises(ValueError, match="pass bandwidth, or theta"):

@@ -127,7 +127,10 @@ def layout_of(particles: ParticleTree) -> ParticleLayout:
 
 
 def check_like(layout: ParticleLayout, particles: ParticleTree, other: ParticleTree, what: str):
-    """Raises ValueError, naming both sides, unless ``other`` has the particles' tree and shapes."""
+    """Raises ValueError, naming both sides, unless ``other`` has the particles' tree and shapes.
+
+    Raises TypeError for leaves that are not floating.
+    """
     structure = jax.tree.structure(other)
     if structure != layout.structure:
         raise ValueError(
@@ -142,3 +145,6 @@ def check_like(layout: ParticleLayout, particles: ParticleTree, other: ParticleT
                 f"{what} and particles differ in shape at {where}: {jnp.shape(leaf)} "
                 f"against {shape}. Each particle has a gradient of its own (leading axis N)."
             )
+        if not jnp.issubdtype(jnp.result_type(leaf), jnp.floating):
+            where = _named(jax.tree_util.keystr(path))
+            raise TypeError(f"{what} must be floating, but are {jnp.result_type(leaf)} at {where}.")

@@ -162,12 +162,7 @@ def svgd_phi_from_topology(
     check_like(layout, particles, scores, "scores")
     check_strategy(accumulate)
     h = as_bandwidth(bandwidth, layout.dtype)
-    x, s = layout.matrix(particles), layout.matrix(scores)
-    if x.shape != topology.x.shape or x.dtype != topology.x.dtype:
-        raise ValueError(
-            f"the topology was built for particles {topology.x.shape} {topology.x.dtype}, but "
-            f"these are {x.shape} {x.dtype}: build one for them."
-        )
+    x, s = topology.require(layout.matrix(particles)), layout.matrix(scores)
     phi = _phi(accumulate, topology, x, s, h)
     return layout.tree(layout.split((phi,)), particles)
 

@@ -15,7 +15,7 @@ from yggdrax.geometry.layout import Layout
 from yggdrax.geometry.lists import Lists, descend, first_level
 from yggdrax.geometry.nodes import Nodes, measure
 from yggdrax.geometry.slots import fill_slots, order_slots, places
-from yggdrax.kernels import Kernel
+from yggdrax.kernels import Kernel, as_bandwidth
 from yggdrax.status import Status
 from yggdrax.stein.acceptance import by_angle, by_bound
 from yggdrax.stein.exact import Exact
@@ -108,10 +108,22 @@ class Topology:
         Args:
           particles: like those that it was built for.
           bandwidth: None for the bandwidth that it was built for.
+
+        Raises:
+          ValueError: for particles of other shapes or dtypes, or a bandwidth that is not positive.
         """
-        x = layout_of(particles).matrix(particles)
-        h = self.h if bandwidth is None else jnp.asarray(bandwidth, self.h.dtype)
+        x = self.require(layout_of(particles).matrix(particles))
+        h = self.h if bandwidth is None else as_bandwidth(bandwidth, self.h.dtype)
         return _refresh(self, x, h)
+
+    def require(self, x: Array) -> Array:
+        """Returns positions ``x`` (N, d), or raises a ValueError if they do not fit."""
+        if x.shape != self.x.shape or x.dtype != self.x.dtype:
+            raise ValueError(
+                f"the topology was built for particles {self.x.shape} {self.x.dtype}, but "
+                f"these are {x.shape} {x.dtype}: build one for them."
+            )
+        return x
 
 
 @jax.jit
