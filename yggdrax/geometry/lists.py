@@ -20,6 +20,7 @@ from yggdrax.typing import Array
 __all__ = ["Classify", "Lists", "Meeting", "descend", "first_level"]
 
 _CHUNK = 8192
+_SHIFT = 2 * _CHUNK
 _FIRST_LEVEL = 5
 
 
@@ -75,6 +76,7 @@ def first_level(layout: Layout) -> int:
 
 class _Frontier(NamedTuple):
     near: Array
+    """Two rows that levels take in turn: while one is read, the other one is written."""
     count: Array
     far: Array
     far_count: Array
@@ -110,11 +112,12 @@ def descend(
     top, leaves = first_level(layout), layout.leaves
     # All pairs of the level above the first one, so that their children are its candidates.
     above = 2 ** max(top - 1, 0)
-    room = max(near_capacity, above * above)
+    limits = _near_limits(layout.depth, most_near)
+    # A chunk more than may be near: it is noticed there, before the room is short.
+    room = max(min(near_capacity, int(limits.max()) + _CHUNK), above * above)
     every = jnp.asarray(np.tile(np.arange(above, dtype=np.int32), above))
-    near = jnp.zeros(room, jnp.int32).at[: above * above].set(every)
     state = _Frontier(
-        near=near,
+        near=jnp.zeros((2, room), jnp.int32).at[(top - 1) % 2, : above * above].set(every),
         count=jnp.zeros(leaves, jnp.int32).at[:above].set(above),
         far=jnp.zeros(far_capacity, jnp.int32),
         far_count=jnp.zeros(layout.nodes, jnp.int32),
@@ -122,7 +125,6 @@ def descend(
         overflow=jnp.zeros((), bool),
         crowded=jnp.zeros((), bool),
     )
-    limits = jnp.asarray(_near_limits(layout.depth, most_near))
     table = jnp.concatenate([nodes.center, nodes.low, nodes.high, nodes.radius[None]]).T
     populated = layout.heap_counts() > 0
 
@@ -130,14 +132,15 @@ def descend(
         return classify(_meet(table, target, source, margin))
 
     def one_level(level, state):
-        return _one_level(level, state, limits[level], table, populated, layout, meet)
+        limit = jnp.asarray(limits)[level]
+        return _one_level(level, state, limit, populated, layout, meet)
 
     state = jax.lax.fori_loop(top, layout.depth + 1, one_level, state)
     return Lists(
         far=state.far,
         far_start=_starts(state.far_count),
         far_count=state.far_count,
-        near=state.near,
+        near=state.near[layout.depth % 2],
         near_start=_starts(state.count),
         near_count=state.count,
         overflow=state.overflow,
@@ -162,7 +165,12 @@ def _starts(counts: Array) -> Array:
     return jnp.cumsum(counts) - counts
 
 
-def _one_level(level, state: _Frontier, limit, table, populated, layout: Layout, meet) -> _Frontier:
+def _running(values: Array) -> Array:
+    """Cumulative sums; on CPUs twice as fast as ``jnp.cumsum``."""
+    return jax.lax.associative_scan(jnp.add, values)
+
+
+def _one_level(level, state: _Frontier, limit, populated, layout: Layout, meet) -> _Frontier:
     """Tests the children of all near pairs of the level above."""
     rows = jnp.arange(layout.leaves, dtype=jnp.int32)
     base = jnp.left_shift(jnp.int32(1), level)
@@ -175,6 +183,7 @@ def _one_level(level, state: _Frontier, limit, table, populated, layout: Layout,
     begins, parent_start = ends - candidates, _starts(state.count)[parent]
     total = jnp.where(state.overflow | state.crowded, 0, ends[-1])
     lane = jnp.arange(_CHUNK, dtype=jnp.int32)
+    read, write = (level + 1) % 2, level % 2
 
     def more(carry):
         done, _, new = carry
@@ -183,20 +192,25 @@ def _one_level(level, state: _Frontier, limit, table, populated, layout: Layout,
     def one_chunk(carry):
         done, near_total, new = carry
         item = done + lane
-        row = jnp.searchsorted(ends, item, side="right").astype(jnp.int32)
-        row = jnp.minimum(row, layout.leaves - 1)
+        # How many rows have begun: cheaper than to search for every item.
+        begun = jnp.zeros(_CHUNK, jnp.int32)
+        begun = begun.at[jnp.maximum(begins - done, 0)].add(1, mode="drop")
+        row = _running(begun) - 1
         within = item - begins[row]
-        column = state.near[parent_start[row] + within // fan] * fan + within % fan
+        column = new.near[read, parent_start[row] + within // fan] * fan + within % fan
         target, source = base + row, base + column
         valid = (item < total) & populated[source]
         far, skip = meet(target, source)
         far, near = valid & far & ~skip, valid & ~far & ~skip
-        far_place = new.far_total + jnp.cumsum(far.astype(jnp.int32)) - 1
-        near_place = near_total + jnp.cumsum(near.astype(jnp.int32)) - 1
+        # Both counts in one sum: neither is larger than a chunk.
+        both = _running(near.astype(jnp.int32) + _SHIFT * far.astype(jnp.int32))
+        far_place = new.far_total + both // _SHIFT - 1
+        near_place = near_total + both % _SHIFT - 1
         far_total, near_total = far_place[-1] + 1, near_place[-1] + 1
-        room_far, room_near = len(new.far), len(new.near)
+        room_far, room_near = len(new.far), new.near.shape[1]
+        place = jnp.where(near, near_place, room_near)
         new = _Frontier(
-            near=new.near.at[jnp.where(near, near_place, room_near)].set(column, mode="drop"),
+            near=new.near.at[write, place].set(column, mode="drop"),
             count=new.count.at[row].add(near.astype(jnp.int32)),
             far=new.far.at[jnp.where(far, far_place, room_far)].set(source, mode="drop"),
             far_count=new.far_count.at[target].add(far.astype(jnp.int32)),

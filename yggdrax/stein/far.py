@@ -29,7 +29,7 @@ __all__ = ["far_field"]
 
 # Numbers in flight in one step of the translation; a few such arrays fit into the caches.
 _NUMBERS = 2**17
-_BLOCK = 8
+_BLOCK = 16
 
 
 class Sources(NamedTuple):
@@ -179,6 +179,20 @@ def _pick(sources, index):
     return jax.tree.map(lambda v: v[..., index], sources)
 
 
+def _fetch(sources, index):
+    """The same, number by number.
+
+    A gather of all of them lays each node's numbers side by side on CPUs, where the translation,
+    which runs over pairs, then finds every number in another cache line.
+    """
+
+    def of(v):
+        numbers = jax.lax.map(lambda number: number[index], v.reshape(-1, v.shape[-1]))
+        return numbers.reshape(*v.shape[:-1], *index.shape)
+
+    return jax.tree.map(of, sources)
+
+
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
 def _translate_all(kernel, order, layout, lists: Lists, sources: Sources, scale) -> Expansion:
     """The sum of all translated sources for every node."""
@@ -196,7 +210,7 @@ def _translate_all(kernel, order, layout, lists: Lists, sources: Sources, scale)
         group=_group(layout, sources),
         block=_BLOCK,
         own=lambda rows: sources.center[:, rows],
-        fetch=lambda entry, real: _pick(sources, entry),
+        fetch=lambda entry, real: _fetch(sources, entry),
         add=add,
         like=_blank(order, sources),
     )
@@ -242,7 +256,7 @@ def _translate_backward(kernel, order, kept, cotangent: Expansion):
         group=max(8, _group(layout, sources) // 2),
         block=_BLOCK,
         own=lambda rows: (_pick(sources, rows), _pick(cotangent, rows)),
-        fetch=lambda entry, real: (_pick(sources, entry), _pick(cotangent, entry)),
+        fetch=lambda entry, real: _fetch((sources, cotangent), entry),
         add=add,
         like=(jax.tree.map(lambda v: v[..., 0], sources), sources.center[0, 0]),
     )

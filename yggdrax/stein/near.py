@@ -22,8 +22,9 @@ __all__ = ["STRATEGIES", "check_strategy", "near_field"]
 
 STRATEGIES = ("scatter", "segment", "auto")
 
-# Pairs of particles in one step, and sources of one target leaf in it.
-_PAIRS = 2**17
+# Pairs of particles in one step, forward (tiles stay in the second-level cache) and in the adjoint,
+# and sources of one target leaf in it.
+_PAIRS, _ADJOINT_PAIRS = 2**15, 2**17
 _SOURCES = 128
 # Targets are filled up to whole vector registers.
 _LANES = 8
@@ -69,18 +70,17 @@ def near_field(
     return (segment if accumulate == "segment" else scatter)(layout, lists, table, scale)
 
 
-def _over_near(layout, lists, table, d, share, add, like, *, upper=False, shared=()):
+def _over_near(layout, lists, table, d, pairs, add, like, *, upper=False, shared=()):
     """Adds ``add((own, rows), other, ...)`` over the near pairs of every leaf, see :func:`sweep`.
 
-    The first ``d`` channels of the table are positions. ``share`` is how many like it would fit
-    into a step: more channels, fewer pairs at a time.
+    The first ``d`` channels of the table are positions. ``pairs`` of particles make a step.
     """
 
     def add_gathered(data, _, entry, real, shared):
         # Tiles are larger than what they are made of: gathering in place is faster than fetching.
         return add(data, _gather(table, entry, real, d), entry, real, shared)
 
-    group, block = _sizes(layout, share)
+    group, block = _sizes(layout, pairs)
     start, count = _upper_half(lists) if upper else (lists.near_start, lists.near_count)
     return sweep(
         lists.near,
@@ -107,7 +107,7 @@ def _by_segment(kernel, layout, lists, table, scale):
         parts = [jnp.sum(k0 * other[d + c] + push * difference[c], 1) for c in range(d)]
         return jnp.stack(parts), shared
 
-    out, _ = _over_near(layout, lists, table, d, 1, add, _targets(table[:d])[:, 0])
+    out, _ = _over_near(layout, lists, table, d, _PAIRS, add, _targets(table[:d])[:, 0])
     return out[..., : layout.leaf]
 
 
@@ -127,7 +127,7 @@ def _by_scatter(kernel, layout, lists, table, scale):
 
     zero = jnp.zeros((d, layout.leaves, layout.leaf), table.dtype)
     like = _targets(table[:d])[:, 0]
-    out, other = _over_near(layout, lists, table, d, 2, add, like, upper=True, shared=zero)
+    out, other = _over_near(layout, lists, table, d, _PAIRS, add, like, upper=True, shared=zero)
     return out[..., : layout.leaf] + other
 
 
@@ -160,10 +160,10 @@ def _upper_half(lists: Lists) -> tuple[Array, Array]:
     return first, end - first
 
 
-def _sizes(layout: Layout, share: int) -> tuple[int, int]:
+def _sizes(layout: Layout, pairs: int) -> tuple[int, int]:
     block = max(1, _SOURCES // layout.leaf)
     targets = -(-layout.leaf // _LANES) * _LANES
-    group = _PAIRS // (share * block * layout.leaf * targets)
+    group = pairs // (block * layout.leaf * targets)
     return max(1, min(group, layout.leaves)), block
 
 
@@ -238,7 +238,7 @@ def _adjoint(kernel, layout, lists, table, scale):
         return (dx, ds, _over_sources(0.5 * weight, dscale)), shared
 
     row = _targets(table[:d])[:, 0]
-    sums, _ = _over_near(layout, lists, table, d, 2, add, (row, row, row[:1]))
+    sums, _ = _over_near(layout, lists, table, d, _ADJOINT_PAIRS, add, (row, row, row[:1]))
     return tuple(v[..., : layout.leaf] for v in sums)
 
 
@@ -261,7 +261,7 @@ def _adjoint_by_scatter(kernel, layout, lists, table, scale):
     zero = jnp.zeros((2 * d, layout.leaves, layout.leaf), table.dtype)
     like = _targets(table[: 2 * d])[:, 0]
     (out, dscale), other = _over_near(
-        layout, lists, table, d, 3, add, (like, like[:1]), upper=True, shared=zero
+        layout, lists, table, d, _ADJOINT_PAIRS, add, (like, like[:1]), upper=True, shared=zero
     )
     out, dscale = out[..., : layout.leaf] + other, dscale[..., : layout.leaf]
     return out[:d], out[d:], dscale
