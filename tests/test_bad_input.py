@@ -100,6 +100,13 @@ def test_gradients_stay_finite_where_the_median_is_zero(steps):
     assert bool(jnp.all(jnp.isfinite(slope)))
 
 
+def test_the_measured_error_does_not_drift_with_the_number_of_particles():
+    # Kernel values just below 1, added up in a row in float32, would be off by 1e-5.
+    x, h = jnp.linspace(-0.05, 0.05, 30_000)[:, None], jnp.float32(1)
+    s = jnp.ones_like(x)
+    assert measured_error(x, s, h, yg.RBF(), yg.exact_phi(x, s, h), jnp.array(0)) < 1e-6
+
+
 @pytest.mark.parametrize("size", [1e30, 1e-30])
 def test_the_measured_error_knows_no_unit(size):
     x, h = jnp.linspace(-1.0, 1.0, 50)[:, None], jnp.float32(1e3)
@@ -130,6 +137,14 @@ def test_engines_refuse_at_init_what_they_would_refuse_later():
         (lambda: yg.Fourier(max_modes=33.5), ValueError, "max_modes must be an integer"),
         (lambda: yg.Tree(check_every=1.5), ValueError, "check_every"),
         (lambda: yg.Tree(rtol="a"), TypeError, "rtol must be a number"),
+        (lambda: yg.Tree(theta=True), TypeError, "theta, unless None, must be a number"),
+        (lambda: yg.Fourier(rtol="1e-3"), TypeError, "rtol must be a number"),
+        (lambda: yg.Fourier(rtol=jnp.float32(1e-3)), TypeError, "rtol must be a number"),
+        (lambda: yg.Auto(rtol=np.array(1e-3)), TypeError, "rtol must be a number"),
+        (lambda: yg.Auto(check_every=2**40), ValueError, "check_every must be 0"),
+        (lambda: yg.Exact().stein(X, X[:, :1], 1.0, yg.RBF()), ValueError, "of one shape"),
+        (lambda: yg.Fourier().stein(X, X[1:], 1.0, yg.RBF()), ValueError, "of one shape"),
+        (lambda: yg.Tree().stein(X, X[0], 1.0, yg.RBF()), ValueError, "of one shape"),
         (lambda: yg.Tree(leaf_size=math.nan), ValueError, "leaf_size"),
         (lambda: yg.Radial(3), TypeError, "Radial takes a profile"),
         (lambda: yg.BandwidthRule(3), TypeError, "BandwidthRule takes a function"),

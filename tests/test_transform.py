@@ -270,6 +270,21 @@ def test_the_error_is_measured_and_a_safer_engine_takes_over():
     assert reference.error(-updates, x, -x, 0.5) > 1e-3
 
 
+def test_members_of_a_batch_that_count_differently_are_measured_all_the_same():
+    # Two heaps of coincident particles with scores of random sign, whose sums cancel.
+    x = jnp.zeros((2000, 2)).at[1000:].set(1.0)
+    s = jnp.tile(jnp.array([[5.0, -5.0], [-5.0, 5.0]]), (1000, 1))
+    tx = yg.svgd(0.3, engine=yg.Fourier(check_every=3))
+    states = jax.vmap(tx.init)(jnp.stack([x, x]))
+    states = states._replace(count=jnp.array([0, 1], jnp.int32))
+    update = jax.jit(jax.vmap(lambda s, state, x: tx.update(-s, state, x)))
+    for step in range(3):
+        _, states = update(jnp.stack([s, s]), states, jnp.stack([x, x]))
+        flagged = (np.asarray(states.status) & Status.INACCURATE.value) != 0
+        assert flagged.tolist() == [True, step == 2]
+    assert states.error_step.tolist() == [0, 3]
+
+
 def test_a_fourier_step_costs_no_exact_one_under_vmap():
     x = jax.random.normal(jax.random.key(0), (2, 300, 2))
     tx = yg.svgd(0.5, engine="fourier")

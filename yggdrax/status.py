@@ -20,7 +20,7 @@ class Status(enum.IntFlag):
     MODES = 4
     """The Fourier sum would have needed more modes; another engine served in the same call."""
     INACCURATE = 8
-    """The measured error exceeded ``rtol``; a safer engine serves from the next step on."""
+    """The measured error exceeded ``rtol``; the exact sum serves from the next step on."""
     BANDWIDTH_FLOOR = 16
     """The bandwidth fell to its floor (median of zero, or a number that small)."""
     COLLAPSED = 32
@@ -47,7 +47,8 @@ _ADVICE = {
         "or choose engine='tree'."
     ),
     Status.INACCURATE: (
-        "the measured error exceeded rtol, so a safer engine serves since. Raise rtol, choose "
+        "the measured error exceeded rtol, so the exact sum serves since; where it does "
+        "already, what is left is the rounding of its dtype. Raise rtol, use float64, choose "
         "engine='exact', or clear the bit in the state to let the fast engine try again."
     ),
     Status.BANDWIDTH_FLOOR: (

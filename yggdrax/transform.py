@@ -370,12 +370,15 @@ def _checked(engine: Engine, kernel: Kernel, x, s, h, status_before, count):
         lambda: engine.stein(x, s, h, kernel),
         lambda: Exact().stein(x, s, h, kernel),
     )
-    due = agree_over_batch(count % engine.check_every == 0)
+    due = count % engine.check_every == 0
+    unmeasured = jnp.full((), jnp.nan, jnp.float32)
+    # Of a batch whose members count differently some may be due: all are measured then.
     error = jax.lax.cond(
-        due,
+        agree_over_batch(~due),
+        lambda: unmeasured,
         lambda: measured_error(x, s, h, kernel, phi, count),
-        lambda: jnp.full((), jnp.nan, jnp.float32),
     )
+    error = jnp.where(due, error, unmeasured)
     return phi, status | jnp.where(error > engine.rtol, Status.INACCURATE.value, 0), error
 
 

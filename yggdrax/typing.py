@@ -11,6 +11,7 @@
 ========  ==========================================================================
 """
 
+import numbers
 from typing import Any, TypeAlias
 
 import jax
@@ -42,3 +43,13 @@ def is_whole(value: Any, least: int) -> bool:
     """
     whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
     return whole and bool(value >= least)
+
+
+def is_real(value: Any) -> bool:
+    """Whether an option is a real number of Python or NumPy: no array, no truth value.
+
+    Example:
+      >>> is_real(1e-3), is_real(True), is_real("1e-3"), is_real(np.array(1e-3))
+      (True, False, False, False)
+    """
+    return isinstance(value, numbers.Real) and not isinstance(value, bool)

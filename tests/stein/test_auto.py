@@ -1,6 +1,7 @@
 """The engine that chooses: what it chooses, and that no choice costs accuracy."""
 
 import functools
+import sys
 import warnings
 
 import jax
@@ -15,6 +16,7 @@ from yggdrax.status import Status
 from yggdrax.stein import auto, nufft
 from yggdrax.stein.auto import Auto
 from yggdrax.stein.exact import Exact
+from yggdrax.stein.fourier import Fourier
 
 pytest.importorskip("jax_finufft")
 
@@ -146,7 +148,8 @@ def test_the_gradient_is_that_of_what_was_computed(x64):
 
 
 def test_without_the_library_the_exact_sum_serves_and_says_so_once(monkeypatch):
-    monkeypatch.setattr(nufft, "available", lambda: False)
+    nufft.missing.cache_clear()
+    monkeypatch.setitem(sys.modules, "jax_finufft", None)
     auto._say_what_is_missing.cache_clear()
     with pytest.warns(UserWarning, match=r"yggdrax\[nufft\]"):
         assert Auto().choose(20_000, 2, np.float32, RBF()) == Exact()
@@ -158,6 +161,20 @@ def test_without_the_library_the_exact_sum_serves_and_says_so_once(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert Auto().choose(20_000, 5, np.float32, RBF()) == Exact()
+    nufft.missing.cache_clear()
+
+
+def test_a_library_that_does_not_load_is_as_good_as_missing(monkeypatch, tmp_path):
+    (tmp_path / "jax_finufft.py").write_text("raise ImportError('libx.so: not found')")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "jax_finufft", raising=False)
+    nufft.missing.cache_clear()
+    auto._say_what_is_missing.cache_clear()
+    with pytest.warns(UserWarning, match=r"cannot be imported \(libx.so"):
+        assert Auto().choose(20_000, 2, np.float32, RBF()) == Exact()
+    with pytest.raises(ImportError, match=r"libx.so.*yggdrax\[nufft\]"):
+        Fourier().stein(jnp.zeros((3, 1)), jnp.zeros((3, 1)), 1.0, RBF())
+    nufft.missing.cache_clear()
 
 
 def test_the_check_values_hold_for_one_and_three_particles():

@@ -109,9 +109,10 @@ class Stepper:
     def initial_state(self) -> RunState:
         """The state before the first step, a function of the seed."""
         key = jax.random.key(self.config.seed)
-        if self._places is not None:
-            return self._places.initial(self._state_zero, key)
-        state = self._initial(key)
+        if self._places is None:
+            state = self._initial(key)
+        else:
+            state = self._places.initial(self._state_zero, key)
         warn_if_equal(state.particles)  # inside jit it cannot look at them
         return state
 

@@ -111,9 +111,10 @@ class Auto(Engine):
         worth = [m for m in rungs if price.fourier(n, m, d) < price.exact(n)]
         if not worth:
             return exact, f"N = {n} is so small that the exact sum is the fastest"
-        if not nufft.available():
-            _say_what_is_missing()
-            return exact, "jax-finufft is not installed (pip install 'yggdrax[nufft]')"
+        missing = nufft.missing()
+        if missing:
+            _say_what_is_missing(missing)
+            return exact, missing
         cheaper = _Cheaper(rtol=self.rtol, max_modes=worth[-1], check_every=self.check_every)
         return cheaper, "the particles decide at every call between Fourier and exact sums"
 
@@ -123,10 +124,9 @@ class Auto(Engine):
 
 
 @functools.cache
-def _say_what_is_missing() -> None:
+def _say_what_is_missing(problem: str) -> None:
     warnings.warn(
-        "engine='auto' does without Fourier sums, which would be faster here: "
-        "pip install 'yggdrax[nufft]'.",
+        f"engine='auto' does without Fourier sums, which would be faster here: {problem}.",
         stacklevel=2,
     )
 

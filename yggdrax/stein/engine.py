@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from yggdrax.kernels import Kernel
 from yggdrax.sharding import Axes, may_be_sharded
-from yggdrax.typing import Array
+from yggdrax.typing import Array, is_real, is_whole
 
 __all__ = ["Engine", "SteinSum"]
 
@@ -91,6 +91,42 @@ class Engine:
                 f"the engine {type(self).__name__} does not serve particles on a mesh of several "
                 "devices: choose engine='auto', engine='exact' or engine='fourier'."
             )
+
+
+def require_matrices(x: Array, s: Array) -> None:
+    """Refuses anything but particles and scores that are matrices (N, d) alike.
+
+    Raises:
+      ValueError: naming both shapes.
+    """
+    if jnp.ndim(x) != 2 or jnp.shape(s) != jnp.shape(x):
+        raise ValueError(
+            "particles and scores must be matrices (N, d) of one shape, but have shapes "
+            f"{jnp.shape(x)} and {jnp.shape(s)}."
+        )
+
+
+def require_number(name: str, value, low: float, high: float) -> None:
+    """Refuses an option that is no number between ``low`` and ``high``.
+
+    Raises:
+      TypeError: for anything but a number of Python or NumPy.
+      ValueError: for one out of range.
+    """
+    if not is_real(value):
+        raise TypeError(f"{name} must be a number of Python or NumPy, not {value!r}.")
+    if not low <= value <= high:
+        raise ValueError(f"{name} must lie between {low:g} and {high:g}, not {value!r}.")
+
+
+def require_interval(check_every: int) -> None:
+    """Refuses a number of steps between measurements that is none.
+
+    Raises:
+      ValueError: naming it.
+    """
+    if not is_whole(check_every, 0) or check_every >= 2**31:
+        raise ValueError(f"check_every must be 0 (never) or a positive int32, not {check_every!r}.")
 
 
 def no_status() -> Array:

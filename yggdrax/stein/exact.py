@@ -22,7 +22,7 @@ from yggdrax.geometry.ordering import median_order
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
 from yggdrax.kernels.wide import is_wide
 from yggdrax.sharding import Axes, over_shards, pass_round, shard_count, total
-from yggdrax.stein.engine import Engine, SteinSum, no_status
+from yggdrax.stein.engine import Engine, SteinSum, no_status, require_matrices
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.pairs import (
     PRODUCT_RADIUS,
@@ -76,6 +76,7 @@ class Exact(Engine):
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """See :class:`yggdrax.stein.engine.Engine`."""
+        require_matrices(x, s)
         return SteinSum(self.stein_leaves((x,), (s,), h, kernel)[0], no_status())
 
     def stein_leaves(self, x: Leaves, s: Leaves, h: Array, kernel: Kernel) -> Leaves:

@@ -13,7 +13,13 @@ from yggdrax.kernels import IMQ, RBF, Kernel
 from yggdrax.sharding import Axes, every, over_shards
 from yggdrax.status import Status
 from yggdrax.stein import modes, nufft
-from yggdrax.stein.engine import Engine, SteinSum
+from yggdrax.stein.engine import (
+    Engine,
+    SteinSum,
+    require_interval,
+    require_matrices,
+    require_number,
+)
 from yggdrax.stein.exact import Exact
 from yggdrax.typing import Array, is_whole
 
@@ -104,14 +110,12 @@ class Fourier(Engine):
 
     def __post_init__(self):
         """Checks the options."""
-        if not 1e-14 <= self.rtol <= 0.1:
-            raise ValueError(f"rtol must lie between 1e-14 and 0.1, got {self.rtol}.")
+        require_number("rtol", self.rtol, 1e-14, 0.1)
         if self.max_modes is not None and not is_whole(self.max_modes, 19):
             raise ValueError(f"max_modes must be an integer, 19 at least, got {self.max_modes!r}.")
         if not isinstance(self.fallback, Engine):
             raise TypeError(f"fallback must be an engine, such as Exact(), not {self.fallback!r}.")
-        if not is_whole(self.check_every, 0):
-            raise ValueError(f"check_every must be 0 (never) or positive, got {self.check_every}.")
+        require_interval(self.check_every)
 
     def choose(self, n: int, d: int, dtype, kernel: Kernel) -> Engine:
         """Itself, if the library is installed: see :class:`yggdrax.stein.engine.Engine`."""
@@ -120,6 +124,7 @@ class Fourier(Engine):
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """phi for particles and scores (N, d), d <= 3, and a bandwidth ()."""
+        require_matrices(x, s)
         nufft.require()
         problem = self.refuses((x.shape[0], x.shape[1]), x.dtype, kernel)
         if problem:

@@ -5,13 +5,18 @@ import math
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from yggdrax.geometry.layout import Layout
 from yggdrax.geometry.slots import ORDERINGS
 from yggdrax.kernels import Kernel
 from yggdrax.status import Status
-from yggdrax.stein.engine import Engine, SteinSum
+from yggdrax.stein.engine import (
+    Engine,
+    SteinSum,
+    require_interval,
+    require_matrices,
+    require_number,
+)
 from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Plan, Topology, build, evaluate
 from yggdrax.typing import Array, is_whole
@@ -90,24 +95,18 @@ class Tree(Engine):
             value = getattr(self, name)
             if value is not None and not is_whole(value, 1):
                 raise ValueError(f"{name} must be a positive integer or None, not {value!r}.")
-        for name in ("theta", "rtol", "exact_above"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, float, np.number, type(None))):
-                raise TypeError(f"{name} must be a number, not {value!r}.")
-        if self.theta is not None and not 0 <= self.theta <= 2:
-            raise ValueError(f"theta must lie between 0 and 2, or be None, not {self.theta!r}.")
-        if not 0 <= self.rtol <= 1:
-            raise ValueError(f"rtol must lie between 0 and 1, not {self.rtol!r}.")
-        if not 0 <= self.exact_above <= 1:
-            raise ValueError(f"exact_above must lie between 0 and 1, not {self.exact_above!r}.")
-        if not is_whole(self.check_every, 0):
-            raise ValueError(f"check_every must be 0 (never) or positive, not {self.check_every}.")
+        if self.theta is not None:
+            require_number("theta, unless None,", self.theta, 0, 2)
+        require_number("rtol", self.rtol, 0, 1)
+        require_number("exact_above", self.exact_above, 0, 1)
+        require_interval(self.check_every)
         _check_choice("order", self.order, (0, 1, 2))
         check_strategy(self.accumulate)
         _check_choice("ordering", self.ordering, tuple(ORDERINGS))
 
     def stein(self, x: Array, s: Array, h: Array, kernel: Kernel) -> SteinSum:
         """phi for particles and scores (N, d) and a bandwidth ()."""
+        require_matrices(x, s)
         topology = self.topology(x, h, kernel)
         phi = evaluate(topology, x, s, jnp.asarray(h, x.dtype))
         finite = jnp.all(jnp.isfinite(jax.lax.stop_gradient(s)))
