@@ -80,6 +80,25 @@ def test_the_measured_error_is_below_rtol_and_falls_with_it(name, d):
     assert far_pairs > 10_000
 
 
+@pytest.mark.parametrize(
+    ("d", "order", "h", "rtol"), [(1, 0, 30.0, 1e-4), (2, 1, 0.3, 1e-4), (2, 2, 0.3, 1e-6)]
+)
+@pytest.mark.usefixtures("x64")
+def test_rtol_does_not_count_on_remainders_that_cancel(d, order, h, rtol):
+    """Most particles in a few dense heaps, or scores that follow the positions; deep trees."""
+    n = 10_000
+    rng = np.random.default_rng([1, d, 6])
+    centres, widths = 3 * rng.normal(size=(12, d)), 10.0 ** rng.uniform(-3, 0, size=12)
+    heap = rng.integers(0, 12, n)
+    x = centres[heap] + widths[heap][:, None] * rng.normal(size=(n, d))
+    s = 1 - x if d == 1 else rng.normal(size=x.shape)
+    engine = without_exact_tiles(leaf_size=16, rtol=0.5, order=order)
+    phi, status, _, far = phi_of(engine, RBF(), x, s, h, rtol)
+    error = reference.error(phi, x, s, h, rows=np.arange(0, n, 100))
+    assert status == 0 and far > 1000
+    assert error <= rtol
+
+
 @pytest.mark.parametrize("d", [2, 3])
 def test_smaller_angles_are_more_accurate_and_angle_zero_is_exact(d):
     engine = without_exact_tiles(leaf_size=16, theta=0.5)

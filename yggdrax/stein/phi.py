@@ -2,10 +2,12 @@
 
 import dataclasses
 import functools
+import sys
 
 import jax
 
 from yggdrax.kernels import RBF, Kernel, as_bandwidth, resolve_kernel
+from yggdrax.stein.engine import require_number
 from yggdrax.stein.leaves import check_like, layout_of
 from yggdrax.stein.near import check_strategy
 from yggdrax.stein.topology import Topology, evaluate
@@ -67,8 +69,7 @@ def build_svgd_topology(
     """
     if bandwidth is None and theta is None:
         raise ValueError("acceptance by rtol depends on the bandwidth: pass bandwidth, or theta.")
-    if not reuse >= 0:
-        raise ValueError(f"reuse must not be negative, but is {reuse!r}.")
+    require_number("reuse", reuse, 0, sys.float_info.max)
     layout = layout_of(particles)
     engine = Tree(
         leaf_size=leaf_size,
@@ -161,6 +162,8 @@ def svgd_phi_from_topology(
     layout = layout_of(particles)
     check_like(layout, particles, scores, "scores")
     check_strategy(accumulate)
+    if not isinstance(topology, Topology):
+        raise TypeError(f"topology must come from build_svgd_topology, not {topology!r}.")
     h = as_bandwidth(bandwidth, layout.dtype)
     x, s = topology.require(layout.matrix(particles)), layout.matrix(scores)
     phi = _phi(accumulate, topology, x, s, h)

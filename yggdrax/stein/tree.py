@@ -154,5 +154,5 @@ class Tree(Engine):
 
 
 def _check_choice(name: str, value, choices: tuple) -> None:
-    if value not in choices:
+    if value not in choices or type(value) not in {type(choice) for choice in choices}:
         raise ValueError(f"{name} must be one of {list(choices)}, not {value!r}.")
