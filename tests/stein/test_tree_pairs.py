@@ -99,8 +99,8 @@ def test_a_permutation_of_the_input_permutes_the_output():
     engine = without_exact_tiles(leaf_size=8)
     x = np.asarray(jax.random.normal(jax.random.key(0), (300, 3)))
     order = np.random.default_rng(0).permutation(300)
-    phi, _, _, far = phi_of(engine, RBF(), x, 1 - x, 4.0)
-    shuffled, *_ = phi_of(engine, RBF(), x[order], 1 - x[order], 4.0)
+    phi, _, _, far = phi_of(engine, RBF(), x, 1 - x, 20.0)
+    shuffled, *_ = phi_of(engine, RBF(), x[order], 1 - x[order], 20.0)
     assert far > 0
     np.testing.assert_allclose(shuffled, phi[order], atol=1e-6)
 

@@ -133,7 +133,9 @@ def svgd_phi_from_topology(
     .     forward + gradient    1263    2321  2482    2263    3365  3563
     ===== ================== ======= ======= ===== ======= ======= =====
 
-    Of ``plain``, forward, the additions alone take 2 and 24 ms in float32, 4 and 41 in float64.
+    Since then the tiles of ``scatter`` and ``segment`` fit the cache, which takes some 30 % off
+    their forward sums. Of ``plain``, forward, the additions alone take 2 and 24 ms in float32, 4
+    and 41 in float64.
 
     Args:
       particles: pytree of floating arrays with a leading axis N.
